@@ -326,11 +326,11 @@ def _screen(
         for left, text in listed
         for own in (textwrap.wrap(text, HELP_WIDTH - _LEFT_OF_SCREEN, break_on_hyphens=False),)
     ]
-    if sum(map(len, folded)) <= room:
-        lines += [line for own in folded for line in own]
-    else:
-        width = HELP_WIDTH - _LEFT_OF_SCREEN
-        lines += [f"{left:<{_LEFT_OF_SCREEN}}{_cut(text, width)}" for left, text in listed[:room]]
+    for wrapped in folded:
+        if len(wrapped) > room:
+            break
+        lines += wrapped
+        room -= len(wrapped)
     lines.append("--help GROUP shows more, --help OPTION its spellings, --help all everything:")
     for word, (_, own) in groups.items():
         names = " ".join(row.label for row in own)

@@ -92,9 +92,9 @@ def locate(
     unusable = [path.name for path, what in found.items() if what == "none"]
     problem = f"no {kind} profile of model {spec.name!r} in this directory, expected {expected}"
     if unusable:
-        problem += f" ({', '.join(unusable[:4])} has no processed keys)"
+        problem += f" ({', '.join(unusable)} has no processed keys)"
     elif present:
-        problem += f" (present: {', '.join(present[:4])})"
+        problem += f" (present: {', '.join(present)})"
     raise DocumentError(directory, problem, remedy=remedy)
 
 

@@ -361,7 +361,7 @@ def _load(
         others = sorted(p.name for p in path.glob(f"{stem}_*per_node.json"))
         path = path / name
         if not path.exists():
-            near = f" (present: {', '.join(others[:4])})" if others else ""
+            near = f" (present: {', '.join(others)})" if others else ""
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
     remedy = f"{MAKE_HARDWARE} (documented name {name})"
     loaded = load_with_sidecar(kind, path, DOCUMENTS[kind], remedy=remedy)

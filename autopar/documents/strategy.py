@@ -319,7 +319,7 @@ class _PaddleFile(_File):
             raise KeyFault(
                 "dp_size_list",
                 "tp * dp * pp differs between layers "
-                f"({', '.join(map(str, worlds[:4]))}). Every layer must use all "
+                f"({', '.join(map(str, worlds))}). Every layer must use all "
                 "GPUs of its stage",
             )
         kinds = set(self.sharding_stage_list) - {3}

@@ -411,9 +411,8 @@ def _placed(one: Notice, where: str) -> Notice:
 
 
 def _layers(ranges: list[tuple[int, int]]) -> str:
-    """Return the first four ranges of layers as text."""
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:4]]
-    shown += ["..."] if len(ranges) > 4 else []
+    """Return ranges of layers as text."""
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
     one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
     return ("layer " if one else "layers ") + ", ".join(shown)
 

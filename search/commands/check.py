@@ -47,12 +47,14 @@ class CheckSpec:
         panel=_WHAT,
         positional=True,
         metavar="FILE",
+        brief="launch script or configuration of an engine",
     )
     model: str | None = option(
         None,
         help="model of a DeepSpeed or accelerate file that names none",
         panel=_WHAT,
         metavar="NAME|FOLDER",
+        brief="model, where the file names none",
     )
     seq_length: int | None = option(
         None, help="sequence length of such a file, tokens", panel=_WHAT, low=1, metavar="TOKENS"
@@ -102,18 +104,23 @@ class CheckSpec:
         0.01, help="largest OOM probability of a plan that fits", panel=_WHERE, above=0, high=1
     )
     verbose: bool = option(
-        False, help="print memory and time by term, all settings and arguments", panel=_OUT
+        False,
+        help="print memory and time by term, all settings and arguments",
+        panel=_OUT,
+        brief="print terms, settings and arguments",
     )
     diff: bool = option(
         False,
         help="print the last suggested change as a patch of the file, and nothing else",
         panel=_OUT,
+        brief="print only a patch with the suggested change",
     )
     neighbours: bool = option(True, help="search faster plans with a few changes", panel=_OUT)
     strict: bool = option(
         False,
         help=f"exit with {FAILED} if there are findings or the plan does not fit",
         panel=_OUT,
+        brief=f"exit with {FAILED} for findings and for plans too large",
     )
     json: str | None = json_option(_OUT)
     html: str | None = option(
@@ -124,6 +131,7 @@ class CheckSpec:
         help="write the predicted step as a trace for Perfetto (.gz compresses)",
         panel=_OUT,
         metavar="PATH",
+        brief="write the predicted step for Perfetto",
     )
 
 

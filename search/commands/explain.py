@@ -54,6 +54,7 @@ class ExplainSpec:
         help="constraint such as tp=8: compare with its best plan (repeatable)",
         panel="Question",
         metavar="RULE",
+        brief="compare with the best plan of e.g. tp=8",
     )
 
 

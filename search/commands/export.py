@@ -143,6 +143,7 @@ class ExportSpec:
         help="folder of the written files, or `none` [default: exports/ENGINE]; with --from the "
         "strategy file [default: stdout]",
         panel=_EXPORT,
+        brief="folder of the files, or none [exports/ENGINE]",
     )
     force: bool = option(False, help="overwrite existing files (default: keep them)", panel=_EXPORT)
     json: str | None = json_option(_EXPORT)

@@ -48,7 +48,10 @@ class WhatIfSpec(PlotOptions):
         metavar="CARD=PRICE",
     )
     verbose: bool = option(
-        False, help="print also definitions, defaults and the number of GPUs", panel=_ASK
+        False,
+        help="print also definitions, defaults and the number of GPUs",
+        panel=_ASK,
+        brief="print also definitions and defaults",
     )
     json: str | None = json_option(_OUT)
     config_path: str | None = option(

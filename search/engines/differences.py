@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from autopar.errors import shortened
 from autopar.records import replace
 from autopar.run.architecture import Layer, LayerGroup, Model, grouped
 from autopar.run.run import Run
@@ -144,8 +145,7 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, frozenset):
         return " ".join(sorted(value)) or "none"
-    text = str(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
+    return shortened(str(value))
 
 
 # --------------------------------------------------------------------------------------------------

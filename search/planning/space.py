@@ -543,7 +543,8 @@ def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
 def _no_batch(
     options: SearchOptions, batches: Sequence[int], stages: Sequence[int], world_size: int
 ) -> str:
-    shown = ", ".join(map(str, batches[:4])) + (", ..." if len(batches) > 4 else "")
+    shown = ", ".join(map(str, batches[:4]))
+    shown += f" and {len(batches) - 4} more" if len(batches) > 4 else ""
     pipelines = " or ".join(map(str, stages[:4])) + (" or more" if len(stages) > 4 else "")
     pipelines += " pipeline stage" + ("" if list(stages) == [1] else "s")
     if not batches:

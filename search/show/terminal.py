@@ -693,9 +693,13 @@ def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
     width = console.width - names - len("1,000.00 GiB") - 4
     for line in lines:
         missing = "-" if line.missing_bytes is None else format_bytes(line.missing_bytes)
-        words = in_table(line.smallest) or f"({line.reason}; memory not counted)"
+        words = in_table(line.smallest) or "memory not counted"
         table.add_row(line.engine, missing, escape(shortened(words, width)))
     console.print(table)
+    # A reason is a sentence, which a column would cut.
+    for line in lines:
+        if not line.smallest and line.reason:
+            print_item(console, f"{line.engine}: {line.reason}")
 
 
 def _show_ways(console: Console, ways: Sequence[Suggestion]) -> None:

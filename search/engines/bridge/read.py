@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import field
 
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, shortened
 from autopar.records import Record, replace, shorten
 from autopar.run.run import Run, legal
 from autopar.training.adapters import Adapters, Target
@@ -700,7 +700,7 @@ def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
     if others:
         raise UnpricedError(
             run.name,
-            f"{others[0][:40]} is not priced",
+            f"{shortened(others[0])} is not priced",
             key="peft.target_modules",
             remedy=f"Use {', '.join(_ADAPTED)}",
         )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from autopar.errors import InputError
+from autopar.errors import InputError, shortened
 from autopar.records import Record, replace, shorten
 from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, run_with_split
@@ -195,7 +195,7 @@ def _without_values(
         found[flag] = ()
         text = " ".join(given)
         if all(word[:1] in ("$", "`") for word in given):
-            left_out[flag] = f"{text[:60]} is known only at run time; using no value"
+            left_out[flag] = f"{shortened(text)} is known only at run time; using no value"
         else:
             message = "--{flag} has no value, got {value}"
             value = shorten(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from autopar.errors import DocumentError, InputError, UnsupportedError
+from autopar.errors import DocumentError, InputError, UnsupportedError, shortened
 from autopar.records import replace, shorten
 from autopar.run.model import ModelSpec
 from autopar.run.plan import (
@@ -527,7 +527,7 @@ def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
         flag = next(flag for flag in (*VIRTUAL, Flag.LAYOUT) if words.has(flag))
         raise words.fail(
             flag,
-            f"is {words.text(flag)[:40]}, an interleaved schedule, which no plan has",
+            f"is {shortened(words.text(flag))}, an interleaved schedule, which no plan has",
             "Remove it to price the same stages with 1F1B",
         )
     sizes = tuple(len(chunk.layers) for (chunk,) in strategy.stages)

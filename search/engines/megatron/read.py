@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, shortened
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import Record, shorten
 from autopar.run.plan import Module
@@ -259,7 +259,7 @@ def _refuse(words: LaunchArguments) -> None:
         )
     spec = " ".join(words.list("spec"))
     if spec not in ("", "local"):
-        raise words.unpriced("spec", f"names unknown layers: {spec[:60]}", "Take it out")
+        raise words.unpriced("spec", f"names unknown layers: {shortened(spec)}", "Take it out")
     for flags, why in UNPRICED:
         given = [flag for flag in flags if words.has(flag)]
         # With the value `none`, or a degree of 1, the feature is off.
@@ -483,7 +483,7 @@ def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
     kind = words.text("optimizer", "adam").removeprefix("dist_")
     if kind not in ("adam", "muon"):
         raise words.unpriced(
-            "optimizer", f"{kind[:40]} has other optimizer states", "Use adam or muon"
+            "optimizer", f"{shortened(kind)} has other optimizer states", "Use adam or muon"
         )
     aware, moments = words.has("use-precision-aware-optimizer"), 8
     if aware:
@@ -522,7 +522,7 @@ def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
         if unknown:
             raise words.fail(
                 "recompute-modules",
-                f"expected {', '.join(get_args(Module))}, got {sorted(unknown)[0][:40]}",
+                f"expected {', '.join(get_args(Module))}, got {shortened(sorted(unknown)[0])}",
             )
         chosen = frozenset(modules or ("core_attn",))
     else:
@@ -543,7 +543,8 @@ def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
     unknown = set(modules) - set(OFFLOADED)
     if unknown:
         raise words.fail(
-            "offload-modules", f"expected {', '.join(OFFLOADED)}, got {sorted(unknown)[0][:40]}"
+            "offload-modules",
+            f"expected {', '.join(OFFLOADED)}, got {shortened(sorted(unknown)[0])}",
         )
     if fine and not modules:
         raise words.fail("offload-modules", "is missing", f"Add some of {', '.join(OFFLOADED)}")

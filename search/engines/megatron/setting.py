@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autopar.errors import shortened
 from autopar.rates.devices import lacks_flash_attention, lacks_precision
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError
@@ -277,7 +278,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "muon": lambda s: "muon" in " ".join(s.words.get("optimizer", ())),
     "group": lambda s: s.number(
         "microbatch-group-size-per-virtual-pipeline-stage", s.value("pp")),
-    "ramp_words": lambda s: " ".join(s.list("rampup-batch-size"))[:60],
+    "ramp_words": lambda s: shortened(" ".join(s.list("rampup-batch-size"))),
     "bad_ramp": lambda s: s.has("rampup-batch-size") and ramp_start(s) is None,
     "ramp_start": ramp_start,
     "ramp_step": ramp(1),

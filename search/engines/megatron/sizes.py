@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from autopar.errors import shortened
 from autopar.records import shorten
 from autopar.run.architecture import (
     Attention,
@@ -158,7 +159,7 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
     try:
         pattern = _pattern(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise words.fail("moe-layer-freq", f"is not a list of 0 and 1: {text[:60]}") from None
+        raise words.fail("moe-layer-freq", f"is not a list of 0 and 1: {shortened(text)}") from None
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
         raise words.fail(
             "moe-layer-freq", f"has {len(pattern)} entries for {layers} layers, of 0 and 1"

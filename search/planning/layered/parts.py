@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 _ALTERNATIVES = 5
 """Number of alternatives to try if the engine does not support the best plan of a part."""
-_REASON_LENGTH = 160
-"""Maximum length of a reason in a table, characters."""
 _LEAST_S = 1e-3
 """Time limit of a search that begins after the deadline, seconds.
 
@@ -207,7 +205,8 @@ def choose_any(
             else:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
-            why = refused.why if isinstance(refused, NoPlanError) else _short(refused)
+            # A remedy may name options that the search added.
+            why = refused.why if isinstance(refused, NoPlanError) else refused.short
             missing, smallest = None, ""
             if isinstance(refused, _TooLargeError):
                 missing = refused.missing_bytes
@@ -300,7 +299,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
         try:
             found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
         except InputError as error:  # such as a part without measured tables
-            found = _short(error)
+            found = error.short
             refused.add(found)
         if isinstance(found, str):
             reasons[found] = reasons.get(found, 0) + 1
@@ -331,15 +330,6 @@ def as_engine(request: Request, engine: Engine) -> Request:
         if estimated and not measured:
             changes["stack"] = space.stack
     return extended(request, changes)
-
-
-def _short(error: InputError | InfeasibleError) -> str:
-    """Return the problem of an error in at most `_REASON_LENGTH` characters.
-
-    The remedy is not included, as it may name options that the search added.
-    """
-    text = error.short
-    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
 def _contexts(session: Session, space: ExporterSpace) -> list[int]:

@@ -14,7 +14,7 @@ from autopar.command.answers import OUTPUTS
 from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
-from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
+from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError, shortened
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
@@ -331,9 +331,7 @@ def converted(
 
 
 def _shown(value: object) -> str:
-    """Return a value as text of at most 60 characters."""
-    text = "none" if value is None else str(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
+    return "none" if value is None else shortened(str(value))
 
 
 def _adapted(

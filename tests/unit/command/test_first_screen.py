@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,14 @@ def test_shares_stand_on_one_line() -> None:
     """No line begins with a percent sign, nor with a number whose sign is on the one before."""
     found = wrapped("memory 88.76 of 79.65 GiB; out of memory > 99.9 %", 47)
     assert found == ["memory 88.76 of 79.65 GiB; out of memory", "> 99.9 %"]
+
+
+@pytest.mark.parametrize("name", ["check", "compare", "explain", "explore", "export", "search"])
+def test_help_of_an_option_is_not_cut(name: str, capsys: Capture) -> None:
+    """A row that would not fit is on the screen of its group."""
+    module = import_module(f"search.commands.{name}")
+    assert module.run(["--help"]) == 0
+    options, _, _ = capsys.readouterr().out.partition("--help GROUP")
+
+    assert options.count("\n  --") > 5
+    assert not [line for line in options.splitlines() if line.endswith("...")]

@@ -388,7 +388,7 @@ def test_runs_with_the_same_violation_share_a_sentence() -> None:
 
     heads = [text for text in found if ": heads(" in text]
     assert len(heads) == 1
-    assert heads[0].startswith("layers 0-1, 3, 5, 7, ...: heads(16) % tp(3) = 1 != 0")
+    assert heads[0].startswith("layers 0-1, 3, 5, 7, 9: heads(16) % tp(3) = 1 != 0")
 
 
 def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
