@@ -31,7 +31,7 @@ from search.engines.changes import Changes, arguments_of, with_balanced_chunks
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
-from search.engines.megatron.rules import broken_rules
+from search.engines.megatron.rules import OF_ARGUMENTS, broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
     CheckedFile,
@@ -201,6 +201,8 @@ def _findings(
         # Findings of kind `no effect` or `not understood` are reported only for keys of the file,
         # not for settings of the recipe.
         of_file = _flag_of(one) in own and not file.is_whole
+        if one.id in OF_ARGUMENTS:
+            continue  # Megatron-Bridge sets its configuration without `validate_args`
         if one.kind not in ("no effect", "not understood") or of_file:
             yield _in_keys(file, settings, one)
     yield from _idle(file, settings)

@@ -549,6 +549,8 @@ _BY_RELEASE = (
 BY_RELEASE = tuple(rule._replace(level="warned") for rule in _BY_RELEASE)
 """Rules that some releases do not enforce, reported as warnings. Releases are those of the branches
 `core_r0.15.0` to `core_r0.19.0`; main of August 2026 (core 0.20) is later than all of them."""
+OF_ARGUMENTS = frozenset(rule.id for rule in BY_RELEASE if rule.id.startswith(_id("since")))
+"""Ids of rules of `validate_args` alone, which other programs with Megatron-Core do not run."""
 
 
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
