@@ -1,0 +1,305 @@
+"""Launch scripts run by the real bash, beside the words that the reader of scripts finds.
+
+The programs that a launch starts are stubs that store their arguments. A script runs in a folder of
+its own with a clean environment, a limit of CPU time, of memory and of file size, and a path of
+harmless commands only. Nothing is launched, and nothing is written elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from autopar.errors import DocumentError
+from search.engines.text import Command, script_command
+
+Words = tuple[str, ...]
+
+RUN_TIME_WORD = "Qq"
+"""Value of everything that is known only at run time: one word without special characters."""
+RUN_TIME_NAMES = ("RUN_ID", "DATA_PATH", "MASTER_ADDR", "SLURM_JOB_ID")
+"""Environment variables that are set to `RUN_TIME_WORD`."""
+RUN_TIME_COMMANDS = ("date", "hostname", "whoami", "awk", "sed", "tr", "cut", "bc", "nvidia-smi")
+"""Commands that print `RUN_TIME_WORD`, whatever they are asked."""
+LAUNCH = "torchrun pretrain_gpt.py --first 1"
+"""Launch of every script, before the words that are compared."""
+_LAUNCHERS = ("torchrun", "python", "srun")
+_COMMANDS = ("bash", "basename", "cat", "dirname", "env", "grep", "head", "mkdir", "nohup", "seq",
+             "sh", "sort", "tail", "tee", "timeout", "true", "wc")  # fmt: skip
+"""Real commands that a script may use; none removes or overwrites a file."""
+_LAUNCHED = """#!/bin/sh
+case "${0##*/} $1" in
+"python -c") echo WORD; exit ;;
+"srun bash" | "srun sh") exec "$@" ;;
+esac
+printf '%s\\0' $(($# + 1)) "${0##*/}" "$@" >>"$_AUTOPAR_LAUNCHES"
+"""
+_DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
+i=0
+while [ $i -lt $1 ]; do
+  mkdir $i
+  : "$( (cd $i; _AUTOPAR_LAUNCHES=$2/$i.out exec timeout -k 1 5 bash $2/$i.sh) \
+    9>&1 </dev/null >/dev/null 2>&1)"  # waits for all processes that hold 9
+  i=$((i + 1))
+done
+"""
+
+
+class Outcome(NamedTuple):
+    """One script, as the reader and bash understand it."""
+
+    script: str
+    kind: str
+    """equal, refused, or silent: other words than those of bash without an error."""
+    ours: Words | None
+    """Words of the last launch that the reader finds; None if it refuses or finds no launch."""
+    bash: Words | None
+    """Words of the last launch that bash starts; None if it starts none."""
+    why: str = ""
+    """Error of the reader."""
+
+
+def is_parsed(script: str) -> bool:
+    """Return True if bash finds no syntax error in a script; nothing of it is run."""
+    asked = [shutil.which("bash") or "bash", "-n"]
+    return subprocess.run(asked, input=script.encode(), capture_output=True).returncode == 0
+
+
+@cache
+def bash_version() -> int:
+    """Return the major version of the bash of this machine; 0 if there is none."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return 0
+    asked = [bash, "-c", "echo ${BASH_VERSINFO[0]}"]
+    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+
+
+def bash_launches(
+    scripts: Sequence[str], environment: Sequence[str] = RUN_TIME_NAMES
+) -> list[Words | None]:
+    """Return for each script the words of the last launch that bash starts, None without one.
+
+    Launches by torchrun or srun go before those by python, as in the reader.
+
+    environment : names of variables that are set to `RUN_TIME_WORD`.
+    """
+    with tempfile.TemporaryDirectory(prefix="autopar-") as name:
+        folder = Path(name).resolve()
+        commands = _folder_of_commands(folder)
+        for number, script in enumerate(scripts):
+            (folder / f"{number}.sh").write_text(script, encoding="utf-8")
+        subprocess.run(
+            [commands / "sh", "-c", _DRIVER, "sh", str(len(scripts)), str(folder)],
+            cwd=folder,
+            env={
+                **dict.fromkeys(environment, RUN_TIME_WORD),
+                "PATH": str(commands),
+                "HOME": str(folder / "home"),
+                "TMPDIR": str(folder),
+                "LC_ALL": "C.UTF-8",
+            },
+            stderr=subprocess.DEVNULL,  # a shell that a script kills
+            check=True,
+        )
+        return [_last_launch(folder / f"{number}.out") for number in range(len(scripts))]
+
+
+def _folder_of_commands(folder: Path) -> Path:
+    """Return a new folder with the stubs and links to the commands that scripts may use."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for name in _COMMANDS:
+        found = shutil.which(name)
+        if found is not None:
+            (commands / name).symlink_to(found)
+    for name in RUN_TIME_COMMANDS:
+        _stub(commands / name, f"#!/bin/sh\necho {RUN_TIME_WORD}\n")
+    for name in _LAUNCHERS:
+        _stub(commands / name, _LAUNCHED.replace("WORD", RUN_TIME_WORD))
+    return commands
+
+
+def _stub(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def _last_launch(path: Path) -> Words | None:
+    """Return the words of the last launch in a file of counts and words, each ended by NUL."""
+    if not path.exists():
+        return None
+    words = path.read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    launches, at = list[Words](), 0
+    while at < len(words) - 1:
+        end = at + 1 + int(words[at])
+        launches.append(tuple(words[at + 1 : end]))
+        at = end
+    return max(enumerate(launches), key=lambda one: (one[1][0] != "python", one[0]))[1]
+
+
+def sections(name: str) -> list[tuple[str, list[str]]]:
+    """Return (title, lines) for each `## ` section of a file in `tests/data`."""
+    path = Path(__file__).resolve().parents[1] / "data" / name
+    _, *texts = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    parts = [text.removesuffix("\n").split("\n") for text in texts]
+    return [(title, [_with_launch(line) for line in lines]) for title, *lines in parts]
+
+
+def _with_launch(line: str) -> str:
+    return re.sub(r"\bRUN\b", LAUNCH, line)
+
+
+def manual_scripts() -> list[tuple[str, str]]:
+    """Return (section, script) for each construct of `tests/data/bash_manual.bash`."""
+    found = list[tuple[str, str]]()
+    for section, lines in sections("bash_manual.bash"):
+        for line in lines:
+            if line.startswith("  "):
+                found[-1] = (section, f"{found[-1][1]}{line[2:]}\n")
+            else:
+                found.append((section, f"{line}\n"))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The reader beside bash.
+
+
+def outcomes(scripts: Sequence[str]) -> list[Outcome]:
+    """Return the outcome of each script; those that the reader refuses are not run.
+
+    A word that the reader knows only at run time equals one non-empty word of bash.
+    """
+    found: list[Command | str] = [_read(script) for script in scripts]
+    read = [n for n, answer in enumerate(found) if isinstance(answer, Command)]
+    launched = dict(zip(read, bash_launches([scripts[n] for n in read]), strict=True))
+    results = list[Outcome]()
+    for number, (script, answer) in enumerate(zip(scripts, found, strict=True)):
+        if isinstance(answer, str):
+            kind = "silent" if answer.startswith("internal error") else "refused"
+            results.append(Outcome(script, kind, None, None, answer))
+            continue
+        ours, theirs = _launched_words(answer), launched[number]
+        if _same(ours, theirs) or _same_with_set(script, answer):
+            kind = "equal"
+        elif ours is None and not any(word.startswith("--") for word in answer.arguments):
+            kind = "refused"  # by the reader of configurations: no launch, and no array of flags
+        else:
+            kind = "silent"
+        results.append(Outcome(script, kind, ours, theirs))
+    return results
+
+
+def shown(outcome: Outcome) -> str:
+    """Return a script with the words of the reader and those of bash."""
+    ours = outcome.why or _shown_words(outcome.ours)
+    return f"{outcome.script.rstrip()}\n  read: {ours}\n  bash: {_shown_words(outcome.bash)}\n"
+
+
+def _shown_words(words: Words | None) -> str:
+    if words is None:
+        return "no launch"
+    return " ".join(map(repr, words[len(LAUNCH.split()) :])) or "no words"
+
+
+def _read(script: str) -> Command | str:
+    """Return what the reader finds in a script, or its error."""
+    try:
+        return script_command(script, "launch.sh")
+    except DocumentError as error:
+        return str(error)
+    except Exception as error:
+        return f"internal error: {error!r}"
+
+
+def _launched_words(command: Command) -> Words | None:
+    """Return the words from the first launcher on; words such as `env` and `time` go before it."""
+    if not command.program:
+        return None
+    words = (*command.before, command.program, *command.arguments)
+    first = next((n for n, word in enumerate(words) if word in _LAUNCHERS), 0)
+    return words[first:]
+
+
+def _same_with_set(script: str, command: Command) -> bool:
+    """Return True if the words are right where the variables that the reader names are set.
+
+    It names them in the words, or in `nothing is launched where these are not set: NAME`.
+    """
+    ours = _launched_words(command)
+    names = {
+        name
+        for note in command.notes
+        if note.startswith("nothing is launched where")
+        for name in re.findall(r"\w+", note.partition(":")[2])
+    }
+    names |= {
+        name
+        for name in re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(ours or ()))
+        if not re.search(rf"\b{name}(\[[^]]*\])?\+?=", script)
+    }
+    names -= {"IFS", "OPTIND", "PATH"}  # set by every shell
+    if not names:
+        return False
+    (theirs,) = bash_launches([script], sorted({*names, *RUN_TIME_NAMES}))
+    return _same(ours, theirs, {*names, *_RUN_TIME})
+
+
+_RUN_TIME = ("0", "BASHPID", "EUID", "HOME", "HOSTNAME", "LINENO", "PPID", "PWD", "RANDOM",
+             "SECONDS", "UID", *RUN_TIME_NAMES)  # fmt: skip
+"""Parameters whose values are known only at run time."""
+
+
+def _same(ours: Words | None, theirs: Words | None, run_time: Collection[str] = _RUN_TIME) -> bool:
+    """Return True for equal words; run_time : parameters whose values equal any text."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return len(ours) == len(theirs) and all(
+        _same_word(one, other, run_time) for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_word(ours: str, theirs: str, run_time: Collection[str]) -> bool:
+    if ours == theirs:
+        return True
+    if ours.startswith("~/"):
+        ours = "$HOME" + ours[1:]
+    if not theirs or not ("$" in ours or "`" in ours):
+        return False
+    parts = _parts(ours, run_time)
+    pattern = "".join(".+" if open_ else re.escape(text) for text, open_ in parts)
+    return re.fullmatch(pattern, theirs, re.DOTALL) is not None
+
+
+def _parts(word: str, run_time: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, True if it is known only at run time) for the parts of a word."""
+    at = 0
+    while at < len(word):
+        end = at + 1
+        match = re.compile(r"\$\{?#?(\w+|\$)").match(word, at)
+        if word[at] == "`" and "`" in word[end:]:
+            end = word.index("`", end) + 1
+        elif word.startswith("$(", at):
+            end = _closed(word, at + 1, "()")
+        elif match and match[1] in (*run_time, "$"):
+            end = _closed(word, at + 1, "{}") if word[at + 1] == "{" else match.end()
+        yield word[at:end], end > at + 1
+        at = end
+
+
+def _closed(word: str, start: int, brackets: str) -> int:
+    """Return the position after the bracket that closes the one at `start`."""
+    depth = 0
+    for at in range(start, len(word)):
+        depth += (word[at] == brackets[0]) - (word[at] == brackets[1])
+        if depth == 0:
+            return at + 1
+    return len(word)
