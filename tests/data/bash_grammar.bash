@@ -1,9 +1,9 @@
 # Grammar of random launch scripts (tests/oracles/bash_scripts.py reads it).
-# `## ` begins a symbol, whose forms are lines each, with a weight above one before them.
+# `## ` begins a symbol, whose forms are one per line, with `WEIGHT | ` before it where that is not one.
 # <symbol> stands for a random form of it, <nl> for a new line, %i and %j for new names.
 # RUN is the launch. NAME of `set NAME` is set at the start of a script that uses it.
 ## script
-8 <options><statements><launch>
+8 | <options><statements><launch>
 <launch>
 <options><statements>(<nl><launch><nl>)
 <options><statements>F() {<nl><launch><nl>}<nl>F <word> "<text>"
@@ -18,7 +18,7 @@
 ## torchrun
 RUN
 ## options
-14
+14 | 
 set -e<nl>
 set -u<nl>
 set -eu<nl>
@@ -37,16 +37,16 @@ IFS=<nl>
 IFS=$'\n'<nl>
 IFS=:<nl>
 ## statements
-3 <statement><nl>
-3 <statement><nl><statement><nl>
-2 <statement><nl><statement><nl><statement><nl>
+3 | <statement><nl>
+3 | <statement><nl><statement><nl>
+2 | <statement><nl><statement><nl><statement><nl>
 <statement><nl><statement><nl><statement><nl><statement><nl><statement><nl>
 ## statement
-9 <name>=<value>
-3 <name>+=<value>
-4 <array>=(<words>)
-3 <array>+=(<words>)
-2 <array>[<index>]=<value>
+9 | <name>=<value>
+3 | <name>+=<value>
+4 | <array>=(<words>)
+3 | <array>+=(<words>)
+2 | <array>[<index>]=<value>
 <array>[<index>]+=<value>
 <array>=([<number>]=<value> <value> [<number>]=<value>)
 <array>=(<nl><word> # a comment<nl><word><nl>)
@@ -56,18 +56,18 @@ M[<key>]=<value>
 M=([<key>]=<value>)
 M+=([<key>]=<value>)
 <declaration>
-4 if <condition>; then<nl><statements>fi
-3 if <condition>; then<nl><statements>else<nl><statements>fi
+4 | if <condition>; then<nl><statements>fi
+3 | if <condition>; then<nl><statements>else<nl><statements>fi
 if <condition>; then<nl><statements>elif <condition>; then<nl><statements>else<nl><statements>fi
-2 <test> && <simple>
-2 <test> || <simple>
+2 | <test> && <simple>
+2 | <test> || <simple>
 <test> && <simple> || <simple>
 <test> && { <simple>; <simple>; }
 ! <test> && <simple>
 case <subject> in<nl><pattern>) <simple>;;<nl><pattern> | <pattern>)<nl><simple><nl>;;<nl>*) <simple>;;<nl>esac
 case <subject> in (<pattern>) <simple>;& <pattern>) <simple>;; *) <simple>; esac
 case <subject> in <pattern>) <simple>;;& *) <simple>;; esac
-3 for %i in <words>; do<nl><name>+=<value>$%i<nl>done
+3 | for %i in <words>; do<nl><name>+=<value>$%i<nl>done
 for %i in <words>; do<nl><array>+=(--n "$%i")<nl>done
 for %i in "${<array>[@]}"; do<nl><statements>done
 for %i in "${!<array>[@]}"; do<nl><name>+=$%i${<array>[%i]}<nl>done
@@ -87,7 +87,7 @@ while getopts "x:y" %i; do<nl>case $%i in x) <name>=$OPTARG;; y) <name>=y;; esac
 while read -r %i; do<nl><name>+=$%i<nl>done <<< "<text>"
 while IFS=<separator> read -r %i %j; do<nl><name>+="$%i-$%j"<nl>done <<EOF<nl><text><nl><text><nl>EOF
 echo "<text>" | while read %i; do<nl><name>+=$%i<nl>done
-2 F() {<nl><body>}<nl>F <words>
+2 | F() {<nl><body>}<nl>F <words>
 F() {<nl><body>}<nl><name>=$(F <words>)
 F() {<nl><body>}<nl>if F <words>; then <simple>; else <simple>; fi
 function G { <simple>; return <number>; }<nl>G <words> && <simple><nl><name>=$?
@@ -106,9 +106,9 @@ mapfile -t <array> <<EOF<nl><text><nl><text><nl>EOF
 mapfile -t <array> < <(<output>)
 readarray -t <array> <<< "$(<output>)"
 printf -v <name> '<format>' <value>
-2 <name>=$(cat <<EOF<nl><text><nl>EOF<nl>)
+2 | <name>=$(cat <<EOF<nl><text><nl>EOF<nl>)
 let "<assigned>"
-2 ((<assigned>))
+2 | ((<assigned>))
 <name>=$((<arithmetic>))
 set -- <words>
 set -- "$@" <word>
@@ -160,9 +160,9 @@ time <simple>
 break
 continue
 ## simple
-6 <name>=<value>
-2 <name>+=<value>
-2 <array>+=(<words>)
+6 | <name>=<value>
+2 | <name>+=<value>
+2 | <array>+=(<words>)
 <array>[<index>]=<value>
 ((I++))
 <name>=$((I + <number>))
@@ -173,7 +173,7 @@ shift
 unset <name>
 set -- <words>
 ## body
-2 local <name>=$1<nl><statements>
+2 | local <name>=$1<nl><statements>
 local <name> %i=<value><nl><simple><nl><other>=$<name>-$#<nl>
 local -a <array>=(<words>)<nl><simple><nl>
 <name>="$1-${2:-<plain>}"<nl>
@@ -189,7 +189,7 @@ local -n %i=<name><nl>%i=<value><nl>
 local IFS=<separator><nl><name>="$*"<nl>
 while (( $# )); do<nl><name>+=$1; shift<nl>done<nl>
 ## declaration
-2 export E=<value>
+2 | export E=<value>
 export <name>
 export <name>=<value> E=<value>
 declare <name>=<value>
@@ -213,14 +213,14 @@ declare "<name>=<value>"
 declare <array>=<value>
 unset -v <name>
 ## name
-3 A
-3 B
+3 | A
+3 | B
 C
 ## other
 D
 B
 ## array
-3 P
+3 | P
 Q
 ## key
 a
@@ -288,12 +288,12 @@ data/x.bin
 A_b
 Hello
 1,2,,3
-3 <number>
+3 | <number>
 ## text
-3 <plain>
-3 <plain> <plain>
+3 | <plain>
+3 | <plain> <plain>
 <plain>  <plain>
-2 <parameter> <plain>
+2 | <parameter> <plain>
 --a <plain> --b <parameter>
 <plain>,<plain>
 <plain>:<plain> <plain>
@@ -315,7 +315,7 @@ $((<arithmetic>))
 #<plain>
 a\<nl>b
 ## first
-5 <plain>
+5 | <plain>
 "<plain> <plain>"
 "<plain>,<plain>"
 ''
@@ -324,9 +324,9 @@ a\<nl>b
 '*'
 3
 ## value
-6 <plain>
-5 "<text>"
-2 '<plain> <plain>'
+6 | <plain>
+5 | "<text>"
+2 | '<plain> <plain>'
 '$A "x" \n'
 ''
 $'a\tb\n'
@@ -335,10 +335,10 @@ $"<plain>"
 <plain>\ <plain>
 \$A
 \\<plain>
-4 <parameter>
-2 "<parameter>"
+4 | <parameter>
+2 | "<parameter>"
 $((<arithmetic>))
-2 $(<output>)
+2 | $(<output>)
 "$(<output>)"
 `<output>`
 <plain>"<text>"'<plain>'
@@ -356,9 +356,9 @@ $(hostname)
 $(echo $A | tr , -)
 $MASTER_ADDR:6000
 ## word
-9 <value>
-2 $<name>
-2 "${<array>[@]}"
+9 | <value>
+2 | $<name>
+2 | "${<array>[@]}"
 ${<array>[@]}
 "${<array>[*]}"
 "x${<array>[@]}y"
@@ -381,25 +381,25 @@ $A<value>
 --x={1,2}
 <plain>{,.bak}
 ## words
-2 <word>
-3 <word> <word>
-2 <word> <word> <word>
+2 | <word>
+3 | <word> <word>
+2 | <word> <word> <word>
 ## parameter
-8 $<name>
-5 ${<name>}
-3 ${<name>:-<default>}
+8 | $<name>
+5 | ${<name>}
+3 | ${<name>:-<default>}
 ${<name>-<default>}
-2 ${U:-<default>}
+2 | ${U:-<default>}
 ${U-<default>}
 ${TP_SIZE:-<default>}
 ${U:+<default>}
-2 ${<name>:+<default>}
+2 | ${<name>:+<default>}
 ${<name>+<default>}
 ${U:=<default>}
 ${U=<default>}
 ${<name>:?<plain>}
 ${<name>?}
-2 ${#<name>}
+2 | ${#<name>}
 ${<name>:<number>}
 ${<name>:1:<number>}
 ${<name>: -<number>}
@@ -430,10 +430,10 @@ ${!N@}
 ${!<array>[@]}
 ${!M[@]}
 $<array>
-2 ${<array>[<index>]}
-2 ${<array>[@]}
+2 | ${<array>[<index>]}
+2 | ${<array>[@]}
 ${<array>[*]}
-2 ${#<array>[@]}
+2 | ${#<array>[@]}
 ${#<array>[0]}
 ${#<array>}
 ${<array>[@]:<number>}
@@ -447,7 +447,7 @@ ${<array>[@]:-<default>}
 ${<array>[@]:+<default>}
 ${<array>[*]/#/--}
 ${<array>[@]@Q}
-2 ${M[<key>]}
+2 | ${M[<key>]}
 ${M[@]}
 ${#M[@]}
 $1
@@ -482,7 +482,7 @@ P
 A
 a
 ## default
-4 <plain>
+4 | <plain>
 
 "<text>"
 '<plain> x'
@@ -493,7 +493,7 @@ $(<output>)
 \$x
 "$B"
 ## pattern
-4 <plain>
+4 | <plain>
 *
 a*
 *-*
@@ -518,7 +518,7 @@ $B
 !(a)
 ?(x)*
 ## replacement
-3 <plain>
+3 | <plain>
 
 _
 $B
@@ -527,8 +527,8 @@ $B
 \/
 'x y'
 ## arithmetic
-4 <number>
-3 I
+4 | <number>
+3 | I
 I + <number>
 <number> * <number>
 <arithmetic> - <arithmetic>
@@ -577,7 +577,7 @@ I <<= 2
 I=I>3?1:0
 J=1 / 2
 ## condition
-5 <test>
+5 | <test>
 <test> && <test>
 <test> || <test>
 ! <test>
@@ -596,7 +596,7 @@ F0=1
 <name>=<value>
 [ <number> -eq $I ] && [ -n "<text>" ]
 ## test
-2 [ "$<name>" = <plain> ]
+2 | [ "$<name>" = <plain> ]
 [ "$<name>" != "<text>" ]
 [ "$<name>" == <value> ]
 [ $<name> = <plain> ]
@@ -616,7 +616,7 @@ F0=1
 [ ${#<array>[@]} -gt 1 ]
 test "$<name>" = <value>
 test -n "$<name>"
-2 [[ $<name> == <pattern> ]]
+2 | [[ $<name> == <pattern> ]]
 [[ $<name> != <pattern> ]]
 [[ $<name> = "<text>" ]]
 [[ "$<name>" =~ <regex> ]]
@@ -665,15 +665,15 @@ $<name>
 $I
 "$1"
 ## output
-3 echo <plain>
-2 echo <words>
+3 | echo <plain>
+2 | echo <words>
 echo "<text>"
 echo -n <plain>
 echo -e 'a\tb'
 printf '%s\n' <words>
 printf '<format>' <value>
 printf "%s " "${<array>[@]}"
-2 seq <number>
+2 | seq <number>
 seq 0 2 4
 seq -s , <number>
 seq -w 8 10
@@ -700,7 +700,7 @@ echo "${<array>[@]}" | wc -w
 %s\n
 %s,
 ## launch
-12 <torchrun><arguments>
+12 | <torchrun><arguments>
 env X=1 <torchrun><arguments>
 X=$A <torchrun><arguments>
 exec <torchrun><arguments>
@@ -724,18 +724,18 @@ command <torchrun><arguments>
  --x \$A ${P[*]}
  --x $((I + 1)) --y '$A'
 ## arguments
-2 <argument>
-4 <argument><argument>
-4 <argument><argument><argument>
-2 <argument><argument><argument><argument><argument>
+2 | <argument>
+4 | <argument><argument>
+4 | <argument><argument><argument>
+2 | <argument><argument><argument><argument><argument>
 ## argument
-4  --x <word>
-2  --y=<word>
-3  <word>
-4  --z "<parameter>"
-4  --z <parameter>
-2  "${<array>[@]}"
-2  ${<array>[@]}
+4 |  --x <word>
+2 |  --y=<word>
+3 |  <word>
+4 |  --z "<parameter>"
+4 |  --z <parameter>
+2 |  "${<array>[@]}"
+2 |  ${<array>[@]}
  --s=$<name>
  $((<arithmetic>))
  --w "<text>"

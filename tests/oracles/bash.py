@@ -45,8 +45,9 @@ _DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
 i=0
 while [ $i -lt $1 ]; do
   mkdir $i
-  : "$( (cd $i; _AUTOPAR_LAUNCHES=$2/$i.out exec timeout -k 1 5 bash $2/$i.sh) \
-    9>&1 </dev/null >/dev/null 2>&1)"  # waits for all processes that hold 9
+  : "$( (cd $i; _AUTOPAR_LAUNCHES=$2/$i.out exec timeout -k 1 30 bash $2/$i.sh) \\
+    9>&1 </dev/null >/dev/null 2>&1
+    [ $? = 124 ] && : >$i.late)"  # the substitution waits for all processes that hold 9
   i=$((i + 1))
 done
 """
@@ -109,6 +110,9 @@ def bash_launches(
             stderr=subprocess.DEVNULL,  # a shell that a script kills
             check=True,
         )
+        late = [path.with_suffix(".sh").read_text() for path in folder.glob("*.late")]
+        if late:
+            raise TimeoutError(f"a script does not end:\n{late[0]}")
         return [_last_launch(folder / f"{number}.out") for number in range(len(scripts))]
 
 

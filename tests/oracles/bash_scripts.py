@@ -29,13 +29,9 @@ class _Form(NamedTuple):
 
 
 def _forms(lines: Sequence[str]) -> tuple[_Form, ...]:
-    """Return the forms of a symbol: a line each, which may begin with a weight."""
-    matches = [re.fullmatch(r"([1-9][0-9]?) (.*)|([1-9][0-9])|(.*)", line) for line in lines]
-    return tuple(
-        _Form(int(match[1] or match[3] or 1), match[2] or match[4] or "")
-        for match in matches
-        if match is not None
-    )
+    """Return the forms of a symbol from lines `WEIGHT | FORM`, or `FORM` for a weight of one."""
+    matches = [re.fullmatch(r"(?:([1-9][0-9]*) \| )?(.*)", line) for line in lines]
+    return tuple(_Form(int(match[1] or 1), match[2]) for match in matches if match is not None)
 
 
 _GRAMMAR: Mapping[str, tuple[_Form, ...]] = {
