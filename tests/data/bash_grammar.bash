@@ -591,7 +591,7 @@ command -v torchrun > .out.log
 [ -f none.txt ]
 [ -d . ]
 [ -z "$TP_SIZE" ]
-[ "$RUN_ID" = x ]
+[ "$(hostname)" = x ]
 F0=1
 <name>=<value>
 [ <number> -eq $I ] && [ -n "<text>" ]

@@ -12,7 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +26,14 @@ RUN_TIME_WORD = "Qq"
 """Value of everything that is known only at run time: one word without special characters."""
 RUN_TIME_NAMES = ("RUN_ID", "DATA_PATH", "MASTER_ADDR", "SLURM_JOB_ID")
 """Environment variables that are set to `RUN_TIME_WORD`."""
-RUN_TIME_COMMANDS = ("date", "hostname", "whoami", "awk", "sed", "tr", "cut", "bc", "nvidia-smi")
+RUN_TIME_COMMANDS = ("date", "hostname", "whoami", "awk", "sed", "tr", "cut", "bc", "nvidia-smi",
+                     "some-command")  # fmt: skip
 """Commands that print `RUN_TIME_WORD`, whatever they are asked."""
 LAUNCH = "torchrun pretrain_gpt.py --first 1"
 """Launch of every script, before the words that are compared."""
 _LAUNCHERS = ("torchrun", "python", "srun")
-_COMMANDS = ("bash", "basename", "cat", "dirname", "env", "grep", "head", "mkdir", "nohup", "seq",
-             "sh", "sort", "tail", "tee", "timeout", "true", "wc")  # fmt: skip
+_COMMANDS = ("bash", "basename", "cat", "dirname", "env", "expr", "grep", "head", "mkdir", "nohup",
+             "seq", "sh", "sort", "tail", "tee", "timeout", "true", "wc")  # fmt: skip
 """Real commands that a script may use; none removes or overwrites a file."""
 _LAUNCHED = """#!/bin/sh
 case "${0##*/} $1" in
@@ -41,6 +42,12 @@ case "${0##*/} $1" in
 esac
 printf '%s\\0' $(($# + 1)) "${0##*/}" "$@" >>"$_AUTOPAR_LAUNCHES"
 """
+_UNKNOWN = """command_not_found_handle() {
+  case $1 in "["*) return 127 ;; esac
+  echo WORD
+}
+"""
+"""What every bash reads first: an unknown command succeeds, as the reader assumes."""
 _DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
 i=0
 while [ $i -lt $1 ]; do
@@ -103,6 +110,7 @@ def bash_launches(
             env={
                 **dict.fromkeys(environment, RUN_TIME_WORD),
                 "PATH": str(commands),
+                "BASH_ENV": str(commands / "unknown"),
                 "HOME": str(folder / "home"),
                 "TMPDIR": str(folder),
                 "LC_ALL": "C.UTF-8",
@@ -126,6 +134,7 @@ def _folder_of_commands(folder: Path) -> Path:
             (commands / name).symlink_to(found)
     for name in RUN_TIME_COMMANDS:
         _stub(commands / name, f"#!/bin/sh\necho {RUN_TIME_WORD}\n")
+    (commands / "unknown").write_text(_UNKNOWN.replace("WORD", RUN_TIME_WORD), encoding="utf-8")
     for name in _LAUNCHERS:
         _stub(commands / name, _LAUNCHED.replace("WORD", RUN_TIME_WORD))
     return commands
@@ -180,7 +189,7 @@ def manual_scripts() -> list[tuple[str, str]]:
 def outcomes(scripts: Sequence[str]) -> list[Outcome]:
     """Return the outcome of each script; those that the reader refuses are not run.
 
-    A word that the reader knows only at run time equals one non-empty word of bash.
+    What the reader calls known only at run time equals one non-empty word of bash.
     """
     found: list[Command | str] = [_read(script) for script in scripts]
     read = [n for n, answer in enumerate(found) if isinstance(answer, Command)]
@@ -192,7 +201,7 @@ def outcomes(scripts: Sequence[str]) -> list[Outcome]:
             results.append(Outcome(script, kind, None, None, answer))
             continue
         ours, theirs = _launched_words(answer), launched[number]
-        if _same(ours, theirs) or _same_with_set(script, answer):
+        if _same(answer, theirs) or _same_with_set(script, answer):
             kind = "equal"
         elif ours is None and not any(word.startswith("--") for word in answer.arguments):
             kind = "refused"  # by the reader of configurations: no launch, and no array of flags
@@ -234,76 +243,64 @@ def _launched_words(command: Command) -> Words | None:
 
 
 def _same_with_set(script: str, command: Command) -> bool:
-    """Return True if the words are right where the variables that the reader names are set.
+    """Return True if the words are right where unset environment variables have one word.
 
-    It names them in the words, or in `nothing is launched where these are not set: NAME`.
+    These are the variables that the reader names, in words or notes, or all that the script uses.
     """
+    said = " ".join((*(_launched_words(command) or ()), *_conditions(command)))
+    for text in dict.fromkeys((said, script)):
+        used = re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", text)
+        names = {name for name in used if not _is_set(name, script)}
+        if names:
+            (theirs,) = bash_launches([script], sorted({*names, *RUN_TIME_NAMES}))
+            if _same(command, theirs):
+                return True
+    return False
+
+
+def _conditions(command: Command) -> list[str]:
+    """Return `$NAME` for the names of `nothing is launched where these are not set: NAME`."""
+    notes = [n for n in command.notes if n.startswith("nothing is launched where")]
+    return [f"${name}" for note in notes for name in re.findall(r"\w+", note.partition(":")[2])]
+
+
+def _is_set(name: str, script: str) -> bool:
+    """Return True if a script or every shell sets a variable."""
+    takes = r"read|mapfile|readarray|for|select|getopts|local|declare|typeset|printf -v|unset"
+    sets = rf"\b{name}(\[[^]]*\])?\+?=|\b({takes})\b.*\b{name}\b"
+    return name in ("IFS", "OPTIND", "PATH") or re.search(sets, script) is not None
+
+
+def _same(command: Command, theirs: Words | None) -> bool:
+    """Return True for equal words; what a note calls unknown equals any text but an empty one."""
     ours = _launched_words(command)
-    names = {
-        name
-        for note in command.notes
-        if note.startswith("nothing is launched where")
-        for name in re.findall(r"\w+", note.partition(":")[2])
-    }
-    names |= {
-        name
-        for name in re.findall(r"\$\{?([A-Za-z_]\w*)", " ".join(ours or ()))
-        if not re.search(rf"\b{name}(\[[^]]*\])?\+?=", script)
-    }
-    names -= {"IFS", "OPTIND", "PATH"}  # set by every shell
-    if not names:
-        return False
-    (theirs,) = bash_launches([script], sorted({*names, *RUN_TIME_NAMES}))
-    return _same(ours, theirs, {*names, *_RUN_TIME})
-
-
-_RUN_TIME = ("0", "BASHPID", "EUID", "HOME", "HOSTNAME", "LINENO", "PPID", "PWD", "RANDOM",
-             "SECONDS", "UID", *RUN_TIME_NAMES)  # fmt: skip
-"""Parameters whose values are known only at run time."""
-
-
-def _same(ours: Words | None, theirs: Words | None, run_time: Collection[str] = _RUN_TIME) -> bool:
-    """Return True for equal words; run_time : parameters whose values equal any text."""
     if ours is None or theirs is None:
         return ours is theirs
+    unknown = [text for note in command.notes for text in _unknown_of(note)]
     return len(ours) == len(theirs) and all(
-        _same_word(one, other, run_time) for one, other in zip(ours, theirs, strict=True)
+        same_word(one, other, unknown) for one, other in zip(ours, theirs, strict=True)
     )
 
 
-def _same_word(ours: str, theirs: str, run_time: Collection[str]) -> bool:
+def _unknown_of(note: str) -> list[str]:
+    """Return the texts that a note calls unknown: values of run time, and names of files."""
+    one = re.match(r"(.*) is known only at run time", note, re.DOTALL)
+    if one is not None:
+        return [one[1]]
+    heads = ("known only at run time, counted as", "taken as written, as if no file matches")
+    return note.partition(": ")[2].split(", ") if note.startswith(heads) else []
+
+
+def same_word(ours: str, theirs: str, unknown: Sequence[str]) -> bool:
+    """Return True for equal words; unknown : texts and parameters that equal any text."""
     if ours == theirs:
         return True
     if ours.startswith("~/"):
-        ours = "$HOME" + ours[1:]
-    if not theirs or not ("$" in ours or "`" in ours):
+        return theirs.endswith(f"/home{ours[1:]}")
+    names = [name for text in unknown for name in re.findall(r"^\$\{?[!#]?(\w+)", text)]
+    open_ = [re.escape(text) for text in sorted(unknown, key=len, reverse=True)]
+    open_ += [rf"\$\{{[!#]?{name}\b[^}}]*\}}|\${name}\b" for name in names]
+    if not open_:
         return False
-    parts = _parts(ours, run_time)
-    pattern = "".join(".+" if open_ else re.escape(text) for text, open_ in parts)
-    return re.fullmatch(pattern, theirs, re.DOTALL) is not None
-
-
-def _parts(word: str, run_time: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (text, True if it is known only at run time) for the parts of a word."""
-    at = 0
-    while at < len(word):
-        end = at + 1
-        match = re.compile(r"\$\{?#?(\w+|\$)").match(word, at)
-        if word[at] == "`" and "`" in word[end:]:
-            end = word.index("`", end) + 1
-        elif word.startswith("$(", at):
-            end = _closed(word, at + 1, "()")
-        elif match and match[1] in (*run_time, "$"):
-            end = _closed(word, at + 1, "{}") if word[at + 1] == "{" else match.end()
-        yield word[at:end], end > at + 1
-        at = end
-
-
-def _closed(word: str, start: int, brackets: str) -> int:
-    """Return the position after the bracket that closes the one at `start`."""
-    depth = 0
-    for at in range(start, len(word)):
-        depth += (word[at] == brackets[0]) - (word[at] == brackets[1])
-        if depth == 0:
-            return at + 1
-    return len(word)
+    texts = [re.escape(text) for text in re.split("|".join(open_), ours)]
+    return re.fullmatch(".+".join(texts), theirs, re.DOTALL) is not None

@@ -75,15 +75,18 @@ def test_scripts_do_not_see_each_other() -> None:
         ("$RUN_ID-x", "Qq-x", True),
         ("${RUN_ID%/}-x", "Qq-y", False),
         ("$A", "Qq", False),
+        ("$RUN_IDs", "Qqs", True),
+        ("$RUN_IDs ", "Qq", False),
+        ("${#RUN_ID}", "2", True),
         ("a$(date)", "a", False),
         ("a$(date)b`date`", "aQqbQq", True),
-        ("~/x", "~/x", True),
+        ("~/x", "a/home/x", True),
         ("$(date)", "", False),
     ],
 )
 def test_words_of_run_time(ours: str, theirs: str, same: bool) -> None:
     """What is known only at run time equals any text that is not empty."""
-    assert bash._same((ours,), (theirs,)) is same
+    assert bash.same_word(ours, theirs, ["$RUN_ID", "$(date)", "`date`"]) is same
 
 
 def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
