@@ -1,4 +1,4 @@
-"""Random launch scripts: the words that the reader finds, beside those that bash starts.
+"""Random launch scripts: compare the words that the reader finds with those that bash starts.
 
 `python -m benchmarks.bash_differential [--scripts 10000] [--seed 1]` draws scripts, runs them with
 a stub for the launcher, and counts three outcomes: equal, refused (an error of the reader), and

@@ -1,4 +1,4 @@
-"""Launch scripts run by the real bash, beside the words that the reader of scripts finds.
+"""Launch scripts run by the real bash, to compare with the words that the reader finds.
 
 The programs that a launch starts are stubs that store their arguments. A script runs in a folder of
 its own with a clean environment, a limit of CPU time, of memory and of file size, and a path of
@@ -47,7 +47,7 @@ _UNKNOWN = """command_not_found_handle() {
   echo WORD
 }
 """
-"""What every bash reads first: an unknown command succeeds, as the reader assumes."""
+"""Start file of every bash: an unknown command succeeds, as the reader assumes."""
 _DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
 i=0
 while [ $i -lt $1 ]; do
@@ -183,13 +183,13 @@ def manual_scripts() -> list[tuple[str, str]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The reader beside bash.
+# Comparison with the reader.
 
 
 def outcomes(scripts: Sequence[str]) -> list[Outcome]:
     """Return the outcome of each script; those that the reader refuses are not run.
 
-    What the reader calls known only at run time equals one non-empty word of bash.
+    A value that the reader calls known only at run time equals one non-empty word of bash.
     """
     found: list[Command | str] = [_read(script) for script in scripts]
     read = [n for n, answer in enumerate(found) if isinstance(answer, Command)]
@@ -224,7 +224,7 @@ def _shown_words(words: Words | None) -> str:
 
 
 def _read(script: str) -> Command | str:
-    """Return what the reader finds in a script, or its error."""
+    """Return the launch that the reader finds in a script, or its error."""
     try:
         return script_command(script, "launch.sh")
     except DocumentError as error:
@@ -272,7 +272,7 @@ def _is_set(name: str, script: str) -> bool:
 
 
 def _same(command: Command, theirs: Words | None) -> bool:
-    """Return True for equal words; what a note calls unknown equals any text but an empty one."""
+    """Return True for equal words; text that a note calls unknown equals any non-empty text."""
     ours = _launched_words(command)
     if ours is None or theirs is None:
         return ours is theirs

@@ -1,7 +1,7 @@
 """Random launch scripts, drawn from a grammar of what real ones contain and bash's manual allows.
 
 `random_script(seed)` returns a script and the constructs in it. Every name that it uses is set at
-its start; what is known only at run time is one word (`tests.oracles.bash`).
+its start; a value known only at run time is one word (`tests.oracles.bash`).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_scripts_do_not_see_each_other() -> None:
     ],
 )
 def test_words_of_run_time(ours: str, theirs: str, same: bool) -> None:
-    """What is known only at run time equals any text that is not empty."""
+    """A value known only at run time equals any text that is not empty."""
     assert bash.same_word(ours, theirs, ["$RUN_ID", "$(date)", "`date`"]) is same
 
 
