@@ -58,6 +58,10 @@ M+=([<key>]=<value>)
 <declaration>
 4 | if <condition>; then<nl><statements>fi
 3 | if <condition>; then<nl><statements>else<nl><statements>fi
+if <open>; then<nl><statements>fi
+if <open>; then<nl><statements>else<nl><statements>fi
+<open> && <simple>
+if <open> || <test>; then <simple>; fi
 if <condition>; then<nl><statements>elif <condition>; then<nl><statements>else<nl><statements>fi
 2 | <test> && <simple>
 2 | <test> || <simple>
@@ -576,6 +580,16 @@ P[0]=<number>
 I <<= 2
 I=I>3?1:0
 J=1 / 2
+## open
+[[ $<name> > <plain> ]]
+[[ $<name> < <plain> ]]
+[ "$<name>" \< "<plain>" ]
+grep -q x <<< "<text>"
+command -v torchrun > .out.log
+[ -f none.txt ]
+[ -d . ]
+[ -z "$TP_SIZE" ]
+[ "$(hostname)" = x ]
 ## condition
 5 | <test>
 <test> && <test>
@@ -586,12 +600,6 @@ J=1 / 2
 true
 false
 ! false
-grep -q x <<< "<text>"
-command -v torchrun > .out.log
-[ -f none.txt ]
-[ -d . ]
-[ -z "$TP_SIZE" ]
-[ "$(hostname)" = x ]
 F0=1
 <name>=<value>
 [ <number> -eq $I ] && [ -n "<text>" ]
@@ -611,7 +619,6 @@ F0=1
 [ "$<name>" = a -a $I -eq 3 ]
 [ ! "$<name>" = <plain> ]
 [ \( "$<name>" = a \) ]
-[ "$<name>" \< "<plain>" ]
 [ -v <name> ]
 [ ${#<array>[@]} -gt 1 ]
 test "$<name>" = <value>
@@ -620,8 +627,6 @@ test -n "$<name>"
 [[ $<name> != <pattern> ]]
 [[ $<name> = "<text>" ]]
 [[ "$<name>" =~ <regex> ]]
-[[ $<name> < <plain> ]]
-[[ $<name> > <plain> ]]
 [[ -z $<name> ]]
 [[ -n $<name> && $I -gt 2 ]]
 [[ $<name> == a || ! $I -lt 2 ]]

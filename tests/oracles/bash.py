@@ -266,19 +266,25 @@ def _conditions(command: Command) -> list[str]:
 
 def _is_set(name: str, script: str) -> bool:
     """Return True if a script or every shell sets a variable."""
-    takes = r"read|mapfile|readarray|for|select|getopts|local|declare|typeset|printf -v|unset"
-    sets = rf"\b{name}(\[[^]]*\])?\+?=|\b({takes})\b.*\b{name}\b"
+    takes = r"(read|mapfile|readarray|getopts|local|declare|typeset|printf -v|unset)\b[^;\n<$]*"
+    sets = rf"\b{name}(\[[^]]*\])?\+?=|\b({takes}|for |select ){name}\b"
     return name in ("IFS", "OPTIND", "PATH") or re.search(sets, script) is not None
 
 
 def _same(command: Command, theirs: Words | None) -> bool:
-    """Return True for equal words; text that a note calls unknown equals any non-empty text."""
+    """Return True for equal words.
+
+    Text that a note calls unknown equals any text that is not empty; the value of a flag that
+    `depends on` a condition, by a note, equals any word.
+    """
     ours = _launched_words(command)
     if ours is None or theirs is None:
         return ours is theirs
     unknown = [text for note in command.notes for text in _unknown_of(note)]
+    decided = [note.split()[0] for note in command.notes if " depends on " in note]
     return len(ours) == len(theirs) and all(
-        same_word(one, other, unknown) for one, other in zip(ours, theirs, strict=True)
+        same_word(one, other, unknown) or flag in decided
+        for flag, one, other in zip(("", *ours), ours, theirs, strict=False)
     )
 
 

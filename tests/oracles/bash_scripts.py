@@ -80,8 +80,10 @@ def random_script(seed: int) -> Script:
     """Return the random script of a seed."""
     writer = _Writer(random.Random(seed))
     body = writer.symbol("script", 0)
-    names = [name.removeprefix("set ") for name in _GRAMMAR if name.startswith("set ")]
-    sets = [writer.symbol(f"set {n}", 1) for n in names if re.search(rf"\b{n}\b", body)]
+    sets = list[str]()
+    for name in reversed([name for name in _GRAMMAR if name.startswith("set ")]):
+        if re.search(rf"\b{name[4:]}\b", "\n".join((*sets, body))):
+            sets.insert(0, writer.symbol(name, 1))
     if _GIVEN.search(body):
         sets.append(writer.filled("set -- <first> <first>", 1))
     return Script("\n".join((*sets, body)) + "\n", frozenset(writer.constructs))
@@ -125,8 +127,8 @@ def _sets_its_names(script: str) -> bool:
     """Return True if a script sets every name of the grammar that is in it."""
     used = re.findall(r"(?:(?<![\w$.-])|\$\{?[!#]?)([A-Z]|[ij]\d+)\b", script)
     for name in set(used):
-        takes = rf"\b(read|mapfile|readarray|getopts|for|unset)\b.*\b{name}\b"
-        if not re.search(rf"\b{name}(\[[^]]*\])?\+?=|\b{name}\(\)|{takes}", script):
+        takes = rf"\b(read|mapfile|readarray|getopts|for|unset|local)\b[^;\n<$]*\b{name}\b"
+        if not re.search(rf"(^|; )(declare -A )?{name}=|\b{name}\(\)|{takes}", script, re.M):
             return False
     return not _GIVEN.search(script) or "set --" in script or "() {" in script
 

@@ -90,7 +90,7 @@ def test_words_of_run_time(ours: str, theirs: str, same: bool) -> None:
 
 
 def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that takes an array for its first word is silent; lines without it are removed."""
+    """A reader that takes an array for its first word is silent; other lines are removed."""
 
     def wrong(scripts: list[str]) -> list[Outcome]:
         found = []
@@ -102,7 +102,7 @@ def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(bash_scripts, "outcomes", wrong)
     script = f"A=1\nif true; then\nP=(a b)\nP+=(c d)\nfi\n{LAUNCH} $A ${{P[@]}} x\n"
     (outcome,) = wrong([script])
-    assert minimised(outcome).script == f"P+=(c d)\n{LAUNCH} ${{P[@]}}\n"
+    assert minimised(outcome).script == f"P=(a b)\nP+=(c d)\n{LAUNCH} ${{P[@]}}\n"
 
 
 def test_grammar_is_whole() -> None:
