@@ -52,9 +52,9 @@ _DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
 i=0
 while [ $i -lt $1 ]; do
   mkdir $i
-  : "$( (cd $i; _AUTOPAR_LAUNCHES=$2/$i.out exec timeout -k 1 30 bash $2/$i.sh) \\
-    9>&1 </dev/null >/dev/null 2>&1
-    [ $? = 124 ] && : >$i.late)"  # the substitution waits for all processes that hold 9
+  : "$(cd $i; exec 9>&1 </dev/null >/dev/null 2>&1
+    _AUTOPAR_LAUNCHES=$2/$i.out timeout -k 1 30 bash $2/$i.sh
+    [ $? = 124 ] && : >$2/$i.late)"  # ends when all processes that hold 9 end
   i=$((i + 1))
 done
 """
@@ -201,7 +201,11 @@ def outcomes(scripts: Sequence[str]) -> list[Outcome]:
             results.append(Outcome(script, kind, None, None, answer))
             continue
         ours, theirs = _launched_words(answer), launched[number]
-        if _same(answer, theirs) or _same_with_set(script, answer):
+        if (
+            _same(answer, theirs)
+            or _may_not_launch(answer, theirs)
+            or _same_with_set(script, answer)
+        ):
             kind = "equal"
         elif ours is None and not any(word.startswith("--") for word in answer.arguments):
             kind = "refused"  # by the reader of configurations: no launch, and no array of flags
@@ -242,13 +246,17 @@ def _launched_words(command: Command) -> Words | None:
     return words[first:]
 
 
+def _may_not_launch(command: Command, theirs: Words | None) -> bool:
+    """Return True if bash launches nothing and the reader says that this may happen."""
+    return theirs is None and any(n.startswith("nothing is launched") for n in command.notes)
+
+
 def _same_with_set(script: str, command: Command) -> bool:
     """Return True if the words are right where unset environment variables have one word.
 
-    These are the variables that the reader names, in words or notes, or all that the script uses.
+    These are the variables that the words contain, or all that the script uses.
     """
-    said = " ".join((*(_launched_words(command) or ()), *_conditions(command)))
-    for text in dict.fromkeys((said, script)):
+    for text in (" ".join(_launched_words(command) or ()), script):
         used = re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", text)
         names = {name for name in used if not _is_set(name, script)}
         if names:
@@ -256,12 +264,6 @@ def _same_with_set(script: str, command: Command) -> bool:
             if _same(command, theirs):
                 return True
     return False
-
-
-def _conditions(command: Command) -> list[str]:
-    """Return `$NAME` for the names of `nothing is launched where these are not set: NAME`."""
-    notes = [n for n in command.notes if n.startswith("nothing is launched where")]
-    return [f"${name}" for note in notes for name in re.findall(r"\w+", note.partition(":")[2])]
 
 
 def _is_set(name: str, script: str) -> bool:
