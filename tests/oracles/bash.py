@@ -152,6 +152,8 @@ def _last_launch(path: Path) -> Words | None:
         end = at + 1 + int(words[at])
         launches.append(tuple(words[at + 1 : end]))
         at = end
+    if not launches:  # stopped before the words were written
+        return None
     return max(enumerate(launches), key=lambda one: (one[1][0] != "python", one[0]))[1]
 
 
