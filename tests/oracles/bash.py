@@ -299,15 +299,15 @@ def _unknown_of(note: str) -> list[str]:
 
 
 def same_word(ours: str, theirs: str, unknown: Sequence[str]) -> bool:
-    """Return True for equal words; unknown : texts and parameters that equal any text."""
+    """Return True for equal words; unknown : texts and parameters that equal any text.
+
+    So does a `~` before `/`.
+    """
     if ours == theirs:
         return True
-    if ours.startswith("~/"):
-        return theirs.endswith(f"/home{ours[1:]}")
     names = [name for text in unknown for name in re.findall(r"^\$\{?[!#]?(\w+)", text)]
     open_ = [re.escape(text) for text in sorted(unknown, key=len, reverse=True)]
     open_ += [rf"\$\{{[!#]?{name}\b[^}}]*\}}|\${name}\b" for name in names]
-    if not open_:
-        return False
+    open_.append("~(?=/)")
     texts = [re.escape(text) for text in re.split("|".join(open_), ours)]
     return re.fullmatch(".+".join(texts), theirs, re.DOTALL) is not None
