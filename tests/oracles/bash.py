@@ -246,7 +246,7 @@ def _launched_words(command: Command) -> Words | None:
 
 
 def _may_not_launch(command: Command, theirs: Words | None) -> bool:
-    """Return True if bash launches nothing and the reader says that this may happen."""
+    """Return True if bash launches nothing and a note reports that this may happen."""
     return theirs is None and any(n.startswith("nothing is launched") for n in command.notes)
 
 
