@@ -196,7 +196,8 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             raise fail(f"expected key=integer, got {part.strip()!r}")
         key, value = _SYNONYMS.get(match[1], match[1]), int(match[2])
         if key not in _KIND:
-            near = nearest(key, _KIND)
+            near = nearest(key, (*_KIND, *_SYNONYMS))
+            near = _SYNONYMS.get(near or "", near)
             raise fail(
                 f"unknown key {key!r}"
                 + (f". Did you mean {near!r}?" if near else f", expected one of {', '.join(_KIND)}")

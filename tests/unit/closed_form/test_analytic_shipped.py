@@ -165,5 +165,5 @@ def test_files_of_every_kind_serve_as_model(tmp_path: Path, root: Path) -> None:
     path = tmp_path / "sizes.json"
     path.write_text(json.dumps({"l": 2048, "e": 4096, "h": 32, "depth": 32}))
     assert load_model(str(path))[1].f == 4 * 4096
-    with pytest.raises(DocumentError, match=r"sizes\.json: key 'hidden': this key is missing"):
+    with pytest.raises(DocumentError, match=r"sizes\.json: this is a tensor2d model"):
         load_application(str(path))

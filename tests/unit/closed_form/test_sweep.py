@@ -100,9 +100,9 @@ def test_without_axes_the_documents_themselves() -> None:
     [
         (["system.network.0.bandwidth=1"], "'system.networks.0.bandwidth'"),
         (["system.networks=1"], "Did you mean"),
-        (["system.processing_mode=1"], "Did you mean"),
+        (["system.processing_mode=1"], "Use a path such as"),
         (["system.networks.0.must_be_filled=1"], "Did you mean"),
-        (["model.hidden=1"], "'application.hidden'"),
+        (["model.hidden=1"], "application.hidden"),
         (["system.mem1.GiB=1", "system.mem1.GiB=2"], "given twice"),
         (["system.mem1.GiB=1:200:1", "system.mem2.GiB=1:200:1"], "40000 combinations"),
     ],
