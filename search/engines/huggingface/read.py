@@ -232,7 +232,8 @@ def read_accelerate(
     tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
     zero, replicas = _sharding(keys, kind, degrees, world_size)
     checkpointing = script.checkpointing or keys.flag("fsdp_config.fsdp_activation_checkpointing")
-    steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
+    steps = keys.number("gradient_accumulation_steps", 1)
+    steps = script.accumulation or steps
     micro = script.micro_batch or 1
     if script.global_batch is not None:
         ranks = max(world_size // (tp * cp), 1)

@@ -13,7 +13,7 @@ from autopar.run.rules import Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, spelled_variable
-from search.engines.megatron.names import RELEASES, alike, concern_of
+from search.engines.megatron.names import RELEASES, alike, concern_of, names_about
 from search.engines.megatron.rules import broken_in_some_releases, broken_rules
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 from search.engines.reader import unread
@@ -42,13 +42,16 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z0-9-]+)")
 _IDLE = (
     _alone("tensor-model-parallel-size", "tp", "sequence-parallel"),
     _alone("tensor-model-parallel-size", "tp", "tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
-    _UnusedFlags(("expert-tensor-parallel-size", "moe-grouped-gemm", "moe-token-dispatcher-type",
-           "moe-permute-fusion", "moe-router-topk", "moe-shared-expert-intermediate-size",
-           "moe-layer-freq", "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
+    _UnusedFlags(("expert-tensor-parallel-size", *(
+        flag for flag in names_about("experts") if flag != "num-experts")),
           ("num-experts",), lambda given: given == 0, "no --num-experts"),
     _alone("pipeline-model-parallel-size", "pp", *VIRTUAL,
            "microbatch-group-size-per-virtual-pipeline-stage",
            "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+           "no-batch-p2p-comm", "disable-batch-p2p-comm", "no-batch-p2p-sync",
+           "disable-batch-p2p-sync", "no-scatter-gather-tensors-in-pipeline", "delay-grad-reduce",
+           "no-delay-grad-reduce", "delay-param-gather", "no-align-grad-reduce",
+           "disable-align-grad-reduce", "no-align-param-gather", "deallocate-pipeline-outputs",
            "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
     _alone("context-parallel-size", "cp", "cp-comm-type", "hierarchical-context-parallel-sizes"),
     _UnusedFlags(("recompute-modules",), ("selective",), lambda selective: selective == 0,
@@ -63,7 +66,19 @@ _IDLE = (
              "use-precision-aware-optimizer", others=("use-megatron-fsdp",)),
     _without("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"),
     _without("optimizer-cpu-offload", "optimizer-offload-fraction",
-             "overlap-cpu-optimizer-d2h-h2d"),
+             "overlap-cpu-optimizer-d2h-h2d", "use-torch-optimizer-for-cpu-offload",
+             "no-pin-cpu-grads", "no-pin-cpu-params"),
+    _without("tp-comm-overlap", *(
+        flag for flag in names_about("exchanges")
+        if "tp-comm-" in flag and flag not in ("tp-comm-overlap", "tp-comm-overlap-cfg"))),
+    _without("use-megatron-fsdp", "fsdp-double-buffer", "fsdp-manual-registration",
+             "suggested-communication-unit-size", "keep-fp8-transpose-cache",
+             "keep-fp8-transpose-cache-when-using-custom-fsdp", "megatron-fsdp-version",
+             "enable-full-sharding-in-hsdp", "fsdp-db-use-persist-buf-on-alloc-fail",
+             "megatron-fsdp-max-pool-double-buffer",
+             "megatron-fsdp-enable-fine-grained-param-gather", others=("use-custom-fsdp",)),
+    _without("cuda-graph-impl", "cuda-graph-modules",
+             others=("enable-cuda-graph", "external-cuda-graph", "cuda-graph-scope")),
     _without("fine-grained-activation-offloading", "offload-modules",
              "activation-offload-fraction", "min-offloaded-tensor-size"),
     _without("fp4-format", "fp4-recipe", "fp4-param-gather"),

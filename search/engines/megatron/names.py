@@ -444,6 +444,11 @@ def _concerns() -> dict[str, tuple[str, bool]]:
     }
 
 
+def names_about(about: str) -> tuple[str, ...]:
+    """Return the arguments that may change memory or time, by topic such as `experts`."""
+    return tuple(_EFFECTIVE[about].split())
+
+
 def concern_of(flag: str) -> str | None:
     """Return the topic of an argument, such as `checkpoints`; None: not in any known release."""
     about = _concerns().get(flag)

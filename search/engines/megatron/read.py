@@ -553,7 +553,7 @@ def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
 
 def _offload(words: LaunchArguments) -> ActivationOffload:
     layers = 0
-    if words.has("cpu-offloading-num-layers") or words.has("cpu-offloading"):
+    if any([words.has("cpu-offloading-num-layers"), words.has("cpu-offloading")]):
         layers = words.number("cpu-offloading-num-layers", 0)
     return ActivationOffload(
         fraction=words.real("activation-offload-fraction", 1.0),

@@ -78,7 +78,9 @@ _PURPOSES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"generate", "generation", "inference", "infer", "server", "serve", "chat",
                 "serving"}), "generates text and does not train"),
     (frozenset({"eval", "evals", "evaluate", "evaluation"}), "evaluates a model"),
-    (frozenset({"convert", "converter", "conversion", "convertor"}), "converts checkpoints"),
+    (frozenset({"convert", "converter", "conversion", "convertor", "export", "merge"}),
+     "converts checkpoints"),
+    (frozenset({"quantize", "prune"}), "changes a model without training"),
     (frozenset({"preprocess", "preprocessing", "tokenize"}), "prepares data"),
 )  # fmt: skip
 """Words in the name of a program that does not train, with its purpose."""

@@ -48,6 +48,7 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     run = file.run
 
     assert run is not None, file.findings
+    assert not file.withdrawn, file.findings
     assert {one.kind for one in file.findings} <= {"not priced", "read"}
     assert all("memory" in text or "save" in text for text in texts(file, "not priced"))
     strategy, split = run.strategy, run.split
@@ -102,7 +103,9 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
         world = int(row["num_gpus"])
         file = checked(tmp_path, words_of_row(line), gpu=card, world=world)
         kinds = {one.kind for one in file.findings}
-        if file.run is None:
+        if file.run is not None:
+            assert not file.withdrawn, (line, file.findings)
+        else:
             refused[line] = "illegal" if "illegal" in kinds else texts(file, "not priced")[0]
             continue
         found = assess(file.run, target(card))

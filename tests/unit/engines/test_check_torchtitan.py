@@ -194,6 +194,7 @@ def test_published_runs_are_read_and_near_their_memory(
     assert file.run is not None
     kinds = {finding.kind for finding in file.findings}
     assert kinds <= {"no effect"}, file.findings
+    assert not file.withdrawn
     ratio = run.memory_gib * GIB / _peak_bytes(file.run)
     low, high = _RESERVED_OVER_PREDICTED
     assert low < ratio < high, (name, ratio)

@@ -130,7 +130,13 @@ def _peak_gib(file: CheckedFile) -> float:
         (MEGATRON + "--new-switch 8", None, BOTH, "megatron.unknown"),
         (MEGATRON + "--no-bias-dropout-fusion", None, BOTH, "megatron.unpriced"),
         (MEGATRON + "--softmax-type learnable", None, {"time"}, "megatron.unpriced"),
-        (MEGATRON + "--fsdp-double-buffer", None, {"memory"}, "megatron.unpriced"),
+        (MEGATRON + "--vocab-extra-ids 100", None, BOTH, "megatron.unpriced"),
+        (
+            MEGATRON + "--no-clone-scatter-output-in-embedding",
+            None,
+            {"memory"},
+            "megatron.unpriced",
+        ),
         ("export NVTE_OF_TOMORROW=1\n" + MEGATRON, None, BOTH, "megatron.unknown"),
         ("export FSDP_USE_ORIG=1\n" + TRAINER + LONG, None, BOTH, "deepspeed.unknown"),
         (TRAINER + LONG + "--new_switch 3", None, BOTH, "deepspeed.unknown"),
@@ -319,6 +325,11 @@ def test_the_configuration_of_the_trainer_precedes_that_of_the_launcher(checked:
 
 def test_settings_that_are_off_withdraw_nothing(configured: Read, checked: Read) -> None:
     """Not even with a value that has no price."""
+    idle = "--moe-expert-capacity-factor 1.0 --moe-apply-probs-on-input --fsdp-double-buffer "
+    idle += "--no-batch-p2p-comm --tp-comm-overlap-rs-dgrad --cuda-graph-modules attn"
+    file = checked(MEGATRON + idle)
+    assert not file.withdrawn, file.findings
+    assert len([one for one in file.findings if one.id == "megatron.no-effect"]) == 6
     words = "--cuda-graph-impl none --tensor-parallel-num-weight-shards 1"
     assert not checked(MEGATRON + words).withdrawn
     assert checked(MEGATRON + words.replace("1", "8")).run is None
@@ -448,7 +459,7 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
     for words, gone in (
         ("--new-switch 8", BOTH),
         ("--softmax-type learnable", {"time"}),
-        ("--fsdp-double-buffer", {"memory"}),
+        ("--no-clone-scatter-output-in-embedding", {"memory"}),
         ("", set()),
     ):
         path.write_text(start + words, encoding="utf-8")
