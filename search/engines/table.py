@@ -138,6 +138,9 @@ def engine_of(source: Configuration) -> Engine:
     from search.engines.text import problem_of
 
     problem = problem_of(source)
+    if problem is None and source.command is not None and not source.command.program:
+        # Without a program the arguments are those of an array, which any engine may take.
+        problem = _problem_of_script(source.path)
     if problem is not None:
         raise DocumentError(source.path, problem)
     readers = _readers()

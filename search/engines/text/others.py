@@ -44,7 +44,8 @@ ENGINES: tuple[_Other, ...] = (
     _Other("OpenRLHF", r"openrlhf\.cli\b.*"),
     _Other("verl", r"verl\.(trainer|experimental|model_merger)\b.*|recipe\.\w+\.main_\w+",
            keys=_keys("actor_rollout_ref", "trainer algorithm data")),
-    _Other("slime", flags=frozenset({"actor-num-nodes", "rollout-num-gpus", "rollout-batch-size"})),
+    _Other("slime", rf"{_WORKER}(\S*/)?train\w*\.py\b.*--actor-num-nodes\b.*",
+           flags=frozenset({"actor-num-nodes", "rollout-num-gpus", "rollout-batch-size"})),
     _Other("VeOmni", r"(\S*/)?tasks/(\w+/)?train_\w+\.py|veomni\..*",
            keys=_keys("model.model_path data.train_path train",
                       "model.config_path data.train_path train",
@@ -153,6 +154,8 @@ def _commands(text: str) -> list[str]:
             command = part.strip()[:1_000]
             start = _ASSIGNMENTS.match(command)
             found.append(command[start.end() :] if start is not None else command)
+            # Ray and containers start what follows `--`.
+            found += [rest.strip() for rest in command.split(" -- ")[1:]]
             module = _MODULE.search(command)
             if module is not None:
                 found.append(module[1])

@@ -493,6 +493,8 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.sh", "python3 -m verl.trainer.main_ppo --x 1 data.train_batch_size=8\n", "verl"),
         ("a.sh", "cd x && python run.py --config-path ./examples --config-name config action=run\n",
          "FlagScale"),
+        ("a.sh", ("M=(--num-layers 2 --hidden-size 8 --seq-length 8)\nray job submit "
+         "--address=x -- python3 train.py \\\n  --actor-num-nodes 2 ${M[@]}\n"), "slime"),
         ("a.sh", "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml\n", "LLaMA-Factory"),
         ("a.sh", "bash train.sh tasks/train_torch.py x.yaml\ntorchrun tasks/train_torch.py --x 1\n",
          "VeOmni"),
