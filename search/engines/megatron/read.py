@@ -261,9 +261,12 @@ def _refuse(words: LaunchArguments) -> None:
     if spec not in ("", "local"):
         raise words.unpriced("spec", f"names unknown layers: {shortened(spec)}", "Take it out")
     for flags, why in UNPRICED:
-        given = [flag for flag in flags if words.has(flag)]
         # With the value `none`, or a degree of 1, the feature is off.
-        on = [flag for flag in given if words.words[flag] not in (("none",), ("1",))]
+        on = [
+            flag
+            for flag in flags
+            if words.has(flag) and words.words[flag] not in (("none",), ("1",))
+        ]
         if on:
             raise words.unpriced(on[0], why, "Remove it to price the rest")
 
