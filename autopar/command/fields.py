@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.command.aliases import suggestion
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import Record
+from autopar.records import Record, shorten
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -238,6 +238,8 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if row.off is not None and not isinstance(value, bool) and str(value) == str(row.off):
             continue
+        if isinstance(value, list) and row.kind in ("text", "flag", "int", "float"):
+            raise OptionError(f"--{row.name}: expected one value, got {shorten(value)}")
         if row.kind == "texts" and not isinstance(value, str):
             values = tuple(str(item) for item in value)
             found[row.name] = values if row.parse is None else row.parse(values)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from autopar.documents.checks import CONFIG, MODEL, check_kind, published
 from autopar.documents.json import load_object, read_record, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
-from autopar.families.consistency import checked_layer
+from autopar.families.consistency import checked_layer, checked_model
 from autopar.records import Record, replace, shorten
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
@@ -55,7 +55,8 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
             key="interleaved",
             remedy="Use the same number of layers for each type",
         )
-    return ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
+    spec = ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
+    return checked_model(path, spec)
 
 
 # --------------------------------------------------------------------------------------------------

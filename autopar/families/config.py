@@ -15,6 +15,7 @@ from typing import Any
 from autopar.documents.json import read_record
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.families.base import Config
+from autopar.families.consistency import checked_model
 from autopar.families.decoders import DECODERS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
@@ -68,7 +69,8 @@ def parse_hugging_face(
                 remedy="Use model_type mixtral, or describe the model in a model.json",
             )
     text = _complete(data, text, seq_length)
-    return read_record(kind, path, text).spec(path, _name_of(path, data) + part)
+    spec = read_record(kind, path, text).spec(path, _name_of(path, data) + part)
+    return checked_model(path, spec)
 
 
 def skeleton_of(

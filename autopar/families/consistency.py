@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.errors import DocumentError
-from autopar.run.model import LayerSpec
+from autopar.run.model import MOST_EXPERTS, MOST_LAYERS, MOST_TYPES, LayerSpec, ModelSpec
 
 
 def is_ratio(value: object) -> bool:
@@ -28,6 +28,17 @@ _NEEDS = {
     "wide_qk_norms": "qk_norms",
 }
 """Fields that have no meaning without another field."""
+
+
+def checked_model(path: Path, spec: ModelSpec) -> ModelSpec:
+    """Return the model unchanged; raises DocumentError for too many layer types or layers."""
+    if len(spec.layers) > MOST_TYPES:
+        raise DocumentError(
+            path, f"has {len(spec.layers)} layer types, expected at most {MOST_TYPES}"
+        )
+    if spec.num_layers > MOST_LAYERS:
+        raise DocumentError(path, f"has {spec.num_layers} layers, expected at most {MOST_LAYERS}")
+    return spec
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
@@ -60,6 +71,12 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
             f"is missing, but {keys[have]} is given",
             key=keys[missing],
             remedy="Give both or neither",
+        )
+    if experts is not None and experts > MOST_EXPERTS:
+        raise DocumentError(
+            path,
+            f"the value is {experts}, expected at most {MOST_EXPERTS}",
+            key=keys["num_experts"],
         )
     if experts is not None and visited is not None and visited > experts:
         raise DocumentError(

@@ -21,6 +21,9 @@ from autopar.sources import Source
 MOST_LAYERS = 10**4
 MOST_SIZE = 10**9
 """Largest plausible number of layers, and largest plausible value of any other whole number."""
+MOST_TYPES = 64
+MOST_EXPERTS = 4096
+"""Largest number of layer types, and of experts of a layer; prices count them one by one."""
 
 _Size = Annotated[int, whole_number(1, MOST_SIZE)]
 _SizeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]

@@ -612,6 +612,8 @@ def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
             raise DocumentError(source, "expected a value, got an object", key=key)
         if key in _SWITCHES and value is not None and not isinstance(value, bool):
             raise DocumentError(source, f"expected true or false, got {shorten(value)}", key=key)
+        if key in DATASET_LENGTHS and isinstance(value, list | bool | float | Mapping):
+            raise DocumentError(source, f"expected a whole number, got {shorten(value)}", key=key)
     fraction = settings.get(_FRACTION)
     if fraction is not None and not 0 <= _real(fraction) <= 1:
         raise DocumentError(source, f"expected 0 to 1, got {shorten(fraction)}", key=_FRACTION)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from autopar.documents import limits
+from autopar.documents import catalog, limits
 from autopar.documents.json import load_object
+from autopar.documents.plan import RunDocument
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError
 from search.engines.text import read_configuration
+from tests.warm import ROOT
 
 DOUBLING = "a0: &a0 {}\n" + "".join(
     f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
@@ -72,6 +76,49 @@ def test_values_at_the_limits_are_read(tmp_path: Path) -> None:
     yaml.write_text(f"a: 1:2:3\nb: 5e3\nc: {whole}\n", encoding="utf-8")
     # as PyYAML reads YAML 1.1 for the engines: base 60, and a text without a decimal point
     assert read_configuration(yaml).document == {"a": 3723, "b": "5e3", "c": int(whole)}
-    json = tmp_path / "a.json"
-    json.write_text('{"a":' * 64 + whole + "}" * 64, encoding="utf-8")
-    assert load_object(json).data
+    nested = tmp_path / "a.json"
+    nested.write_text('{"a":' * 64 + whole + "}" * 64, encoding="utf-8")
+    assert load_object(nested).data
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"num_experts": 10_000_000}, "the value is 10000000, expected at most 4096"),
+        ({"num_layers": 10_000_000}, "expected a whole number from 1 to 10000"),
+    ],
+)
+def test_models_have_a_plausible_size(change: dict[str, int], problem: str, tmp_path: Path) -> None:
+    """Prices count experts one by one, and plans choose a strategy for each layer."""
+    spec = json.loads(catalog.find_model("deepseek-v2-lite").read_text("utf-8"))
+    spec["layers"][-1] |= change
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.raises(DocumentError) as caught:
+        load_spec(str(path))
+    assert problem in str(caught.value)
+    spec["layers"] = spec["layers"][:1] * 100_000
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.raises(DocumentError, match="has 100000 layer types, expected at most 64"):
+        load_spec(str(path))
+
+
+def test_a_million_wrong_entries_are_not_all_listed(tmp_path: Path) -> None:
+    """Each error costs a search for similar keys."""
+    path = tmp_path / "model.json"
+    start = time.process_time()
+    for data in ({"layers": [1] * 1_000_000}, {f"key{place}": 1 for place in range(200_000)}):
+        path.write_text(json.dumps({"format": "autopar-model", **data}), encoding="utf-8")
+        with pytest.raises(DocumentError):
+            load_spec(str(path))
+    assert time.process_time() - start < 10.0
+
+
+def test_no_price_of_a_plan_file_is_nan(tmp_path: Path) -> None:
+    """A key whose value has any type may still hold no NaN, however deep."""
+    path = tmp_path / "plan.json"
+    run = json.loads((ROOT / "tests" / "data" / "run_v2.json").read_text("utf-8"))
+    run["price"] = {"figures": [{"step": float("nan")}]}
+    path.write_text(json.dumps(run), encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"price\.figures\[0\]\.step.*nan"):
+        RunDocument.read(path)
