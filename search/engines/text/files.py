@@ -331,7 +331,9 @@ def read_configuration(
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         if command.needs_arguments:
             raise DocumentError(
-                path, "starts nothing without its arguments", remedy="Add --args 'ARGUMENTS'"
+                path,
+                "starts nothing without its arguments",
+                remedy=f"Add --args with the {command.needs_arguments} arguments of the script",
             )
         raise DocumentError(
             path,

@@ -78,7 +78,10 @@ def script_command(
                 said = (f"nothing is launched where these are not set: {', '.join(run.empty)}",)
                 found, run, script = other, again, script._replace(blank=False)
         if isinstance(found, Hole):
-            found = _same_launch([*_ways(script, found, run)], harmless, run, found)
+            without = dict[str, None]()
+            found = _same_launch([*_ways(script, found, run, without)], harmless, run, found)
+            if without:
+                said = (*said, f"started only where {', '.join(without)} allows it")
     except RecursionError:
         raise DocumentError(str(path), "is nested too deeply, expected a launch script") from None
     return replace(found, notes=(*found.notes, *said))
@@ -127,12 +130,15 @@ def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Hole,
     return run.noted(Command(before=(), arguments=tuple(map(run.holes.shown, longest))), 0), run
 
 
-def _ways(script: _Script, found: Hole, run: Run) -> Iterator[tuple[Command, Mapping[str, int]]]:
+def _ways(
+    script: _Script, found: Hole, run: Run, without: dict[str, None]
+) -> Iterator[tuple[Command, Mapping[str, int]]]:
     """Yield (launch command, branch indices by open condition) for each combination of branches.
 
     Only conditions that affect the launch command are combined. Branches without a launch command
     are skipped, because a script ends there with an error. Raises DocumentError if the command
     depends on another unknown value or on too many conditions.
+    without : receives the last condition of each combination without a launch command.
     """
     todo: list[tuple[dict[str, int], Hole, Run]] = [({}, found, run)]
     followed = 0
@@ -151,6 +157,8 @@ def _ways(script: _Script, found: Hole, run: Run) -> Iterator[tuple[Command, Map
                 todo.append((chosen, one, read))
             elif one.program:
                 yield one, chosen
+            else:
+                without[open_.why] = None
 
 
 def _same_launch(

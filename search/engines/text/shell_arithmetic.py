@@ -205,7 +205,11 @@ class _Sum:
             return int(text)
         if self._depth > _DEEPEST:
             raise WrongSumError
-        return sum_of(text, self._variables, self._depth + 1)
+        try:
+            return sum_of(text, self._variables, self._depth + 1)
+        except OpenSumError:
+            check_sum(text)
+            raise
 
 
 def _number(token: str) -> int:

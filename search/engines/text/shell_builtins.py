@@ -15,17 +15,17 @@ from search.engines.text.shell_syntax import assignment_of
 from search.engines.text.shell_values import Input, Shell, Variable, is_open
 from search.engines.text.shell_words import NAME, Word, unescaped
 
-SET_FLAGS = frozenset("abefhmuvxBCEHTP")
+SET_FLAGS = frozenset("abefhmuvxBEHTP")
 """Flags of `set` that are interpreted or change no word; the others are refused."""
 SET_NAMES = {
     "allexport": "a", "errexit": "e", "noglob": "f", "nounset": "u", "pipefail": "pipefail",
     "errtrace": "E", "functrace": "T", "braceexpand": "B",
 } | dict.fromkeys(
-    ("xtrace", "verbose", "monitor", "notify", "noclobber", "hashall", "history", "histexpand",
+    ("xtrace", "verbose", "monitor", "notify", "hashall", "history", "histexpand",
      "physical", "ignoreeof", "vi", "emacs", "nolog", "interactive-comments"), "",
 )  # fmt: skip
 """Names of `set -o` with their flags; an empty flag changes no word."""
-_SET_KEPT = frozenset({"a", "e", "f", "u", "pipefail"})
+SET_KEPT = frozenset({"a", "e", "f", "u", "pipefail"})
 SHOPTS = frozenset(
     ("extglob", "nullglob", "failglob", "nocasematch", "dotglob", "globstar", "nocaseglob",
      "globasciiranges", "checkwinsize", "histappend", "cmdhist", "lithist", "checkhash",
@@ -264,7 +264,7 @@ class Builtins(Expansion):
         if input_ is None:
             for name in names:
                 shell.variables.pop(name, None) if array else None
-                self.store(shell, name, None, self.hole(f"${name}", many=bool(array)))
+                self.store(shell, name, None, self.hole(f"${name}", many=2 if array else 0))
             return None
         line, complete = input_.line(end)
         if "r" not in flags and "\\" in line:
@@ -293,7 +293,7 @@ class Builtins(Expansion):
         name = names[0] if names else "MAPFILE"
         self.assigned.add(name)
         if self.input is None:
-            shell.variables[name] = Variable(self.hole(f"${{{name}[@]}}", many=True))
+            shell.variables[name] = Variable(self.hole(f"${{{name}[@]}}", many=2))
             return None
         lines = self.input.rest().splitlines(keepends="-t" not in flags)
         self.budget.size(len(lines))
@@ -383,7 +383,7 @@ class Builtins(Expansion):
             for flag in flags:
                 if flag == "B" and word[0] == "+":
                     raise self.refuse(f"`set {word[0]}{flag}`")
-                one = frozenset({flag}) & _SET_KEPT
+                one = frozenset({flag}) & SET_KEPT
                 shell.options = shell.options | one if word[0] == "-" else shell.options - one
         return 0
 
@@ -443,6 +443,8 @@ class Builtins(Expansion):
             name, words = words[1], words[2:]
         words = words[1:] if words[:1] == ["--"] else words
         text = printf_text(words[0], words[1:]) if words else None
+        if text is None and "e" in shell.options:
+            raise self.refuse("what `printf` prints and returns")
         if not name:
             if text is None:
                 self.sink.unread = True
@@ -452,8 +454,10 @@ class Builtins(Expansion):
         if match is None:
             raise self.refuse(f"`printf -v {name[:40]}`")
         self.assigned.add(match[1])
-        self.store(shell, match[1], match[2], self.hole(f"${name}") if text is None else text)
-        return None if text is None else 0
+        unread = text is None
+        value = self.unread(f"printf -v {name}") if text is None else text
+        self.store(shell, match[1], match[2], value)
+        return None if unread else 0
 
     def _cat(self, shell: Shell, words: list[str]) -> int | None:
         if words not in ([], ["-"]) or self.input is None:
@@ -562,8 +566,6 @@ def read_parts(line: str, ifs: str, most: int) -> list[str]:
 
 def printf_text(template: str, values: Sequence[str]) -> str | None:
     """Return the text that `printf` prints; None if it is not interpreted."""
-    if is_open(template):
-        return None
     plain = unescaped(template.replace("\\'", "'").replace('\\"', '"'))
     if plain is None or ("%" in plain and _FORMAT.sub("", plain).count("%")):
         return None

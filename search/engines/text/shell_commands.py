@@ -142,7 +142,7 @@ class Run(Statements):
     def _leave(self, shell: Shell, name: str, words: list[str]) -> int | None:
         """Run `exit`, `return`, `break` or `continue`."""
         word = words[0] if words else ""
-        if word and not is_open(word) and not re.fullmatch("[0-9]{1,9}", word):
+        if word and not is_open(word) and not re.fullmatch("[-+]?[0-9]{1,9}", word):
             raise self.refuse(f"`{name} {word[:40]}`")
         if name in ("exit", "return"):
             if name == "return" and not self._returns:
@@ -151,7 +151,7 @@ class Run(Statements):
             raise Exit(name, 1, status)
         if not self._loops:
             return 0
-        if is_open(word) or word == "0":
+        if is_open(word) or (word and int(word) < 1):
             raise self.refuse(f"`{name} {word[:40]}`")
         raise Exit(name, int(word or 1))
 
@@ -161,6 +161,8 @@ class Run(Statements):
         self.sink.known = False
         if name == "env" and (sets := _settings(fields[1:])):
             return self._with_environment(shell, sets, fields[1 + len(sets) :], line)
+        if name == "kill" and any(self.holes.shown(word) == "$$" for word in fields):
+            raise self.refuse("`kill` of the script")
         if re.match("-[A-Za-z-]", name):
             self.left_out[
                 f"line {line} begins a command with {name}: the one in front of it ends "
@@ -228,12 +230,12 @@ class Run(Statements):
                     raise refusal(self.path, hole.line, hole.refused)
                 if not hole.why:
                     continue
-                if at < 1 or hole.many or not arguments[at - 1].startswith("--"):
+                if at < 1 or hole.many == 2 or not arguments[at - 1].startswith("--"):
                     shell.found = hole
                     return
                 # A single value of a flag, which may be a path without effect on the run.
                 self.left_out[f"{arguments[at - 1]} depends on {hole.why}"] = None
-        loose, single = settled(arguments, self.holes, self.counted)
+        loose, single = settled(arguments, self.holes)
         for place in loose:
             word = self.holes.shown(arguments[place])
             self.left_out[f"{word[:60]} is known only at run time; using no value"] = None
@@ -315,7 +317,9 @@ class Run(Statements):
     def _substitute(self, shell: Shell, piece: Piece, ends: str = "\n") -> str:
         """Return the output of `$(...)` without `ends`; open if a program writes it."""
         outer, self.sink, line = self.sink, Sink(), self.line
-        tested, self._tested = self._tested, 1
+        tested = self._tested
+        if "inherit_errexit" not in shell.options:
+            self._tested = 1  # a failure ends no substitution
         self._deeper("is nested too deeply, expected a launch script")
         try:
             self.substituted = self._apart(shell, lambda inner: self.body(inner, piece.body or ()))

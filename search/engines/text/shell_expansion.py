@@ -44,8 +44,8 @@ class Words:
         """Variables replaced by their default, although an unread sourced file may set them."""
         self.unset: dict[str, str] = {}
         """Unset variables, with the text used for each: its default, or an empty text."""
-        self.needs_arguments = False
-        """True if the script reads positional parameters that are not given."""
+        self.needs_arguments = 0
+        """Number of positional parameters that the script reads and that are not given."""
         self.counted: set[str] = set()
         """Holes of values without quotes, which count as one word each."""
         self.files: set[str] = set()
@@ -64,7 +64,7 @@ class Words:
     # ----------------------------------------------------------------------------------------------
     # Holes and refusals.
 
-    def hole(self, written: str, *, why: str = "", many: bool = False) -> str:
+    def hole(self, written: str, *, why: str = "", many: int = 0) -> str:
         """Return the text of a value known only at run time."""
         return self.holes.character(Hole(written, why, many))
 
@@ -90,7 +90,7 @@ class Words:
             items, joined = self._items(shell, piece, unset)
             separator = self._ifs(shell)[:1] if joined else " "
             text = separator.join(items)
-            parts.append(self.holes.single(text) if piece.quoted and is_open(text) else text)
+            parts.append(text)
         found = "".join(parts)
         self.budget.size(len(found))
         return found
@@ -138,7 +138,8 @@ class Words:
             if piece.kind == "text":
                 if piece.text or piece.quoted:
                     current = current or []
-                    current.append(piece.text)
+                    open_ = not piece.quoted and is_open(piece.text)  # in a text of `eval`
+                    current.append(self.holes.after_split(piece.text) if open_ else piece.text)
                     glob = glob or (not piece.quoted and _GLOB.search(piece.text) is not None)
                 continue
             items, _ = self._items(shell, piece, unset)
@@ -147,15 +148,20 @@ class Words:
                 pieces, self._spliced = [*self._spliced.pieces, *pieces], None
                 continue
             none = none or (not items and piece.quoted)
+            if len(items) > 1 and not piece.quoted and not self._ifs(shell).isspace():
+                self._plain_list(shell, items, piece)
             for index, item in enumerate(items):
                 if index:
                     end()
-                if piece.quoted:
+                if piece.quoted or piece.kind in ("tilde", "process"):
                     current = current or []
-                    current.append(self.holes.single(item) if self._single(item) else item)
+                    current.append(item)
                     continue
-                self.counted.update(c for c in item if is_open(c)) if is_open(item) else None
-                for text in self._split(shell, item):
+                value = item
+                if is_open(value):
+                    value = self.holes.after_split(value)
+                    self.counted.update(c for c in value if is_open(c))
+                for text in self._split(shell, value):
                     if text is None:
                         end()
                     elif text == "\0":  # a separator that is not a blank ends even an empty word
@@ -172,14 +178,15 @@ class Words:
     def uncertain(self, value: str) -> bool:
         """Return True if a value may be no word, or several."""
         return value in self.files or any(
-            character in self.counted or hole.many or hole.refused
+            character in self.counted or hole.many == 2 or hole.refused
             for character in value
             for hole in self.holes.of(character)
         )
 
-    def _single(self, item: str) -> bool:
-        """Return True if a quoted value is one word although its hole is not; arrays are not."""
-        return is_open(item) and not any("[@]" in hole.written for hole in self.holes.of(item))
+    def _plain_list(self, shell: Shell, items: Sequence[str], piece: Piece) -> None:
+        """Refuse an unquoted list where IFS decides about empty items and joins."""
+        if not all(items) or (self._ifs(shell) == "" and not piece.text.endswith(("[@]}", "$@"))):
+            raise self.refuse(f"{piece.text} with this IFS")
 
     def _globbed(self, shell: Shell, text: str) -> str:
         """Return a word with a pattern of files: as written, as where none matches."""

@@ -108,7 +108,7 @@ class Expansion(Words):
             return
         key = self._key(shell, old, "0" if index is None else index)
         if key is None:
-            open_ = self.hole(f"${{{name}[@]}}", many=True, why=f"line {self.line}")
+            open_ = self.hole(f"${{{name}[@]}}", many=2, why=f"line {self.line}")
             shell.variables[name] = Variable(open_, old.marks.replace("a", ""))
             return
         items = dict(old.items())
@@ -140,6 +140,8 @@ class Expansion(Words):
         """Return the key of an item; None if known only at run time."""
         if variable.mapped:
             key = self._text(shell, scanner_of(index, self.path, self.line).word(""))
+            if not key:
+                raise self.refuse("an empty key")
             return None if is_open(key) else key
         value = self.sum(shell, index)
         if is_open(value):
@@ -195,7 +197,7 @@ class Expansion(Words):
         shell.variables[name] = Variable(kept, marks)  # type: ignore[arg-type]
 
     def _many(self, text: str) -> bool:
-        return len(text) == 1 and any(hole.many and hole.why for hole in self.holes.of(text))
+        return len(text) == 1 and any(hole.many == 2 and hole.why for hole in self.holes.of(text))
 
     # ----------------------------------------------------------------------------------------------
     # Variables.
@@ -278,15 +280,19 @@ class Expansion(Words):
         if name in ("@", "*"):
             if mark == "!":
                 return [self.unread(piece.text)], False
-            self.needs_arguments = self.needs_arguments or not shell.told
+            self.needs_arguments = self.needs_arguments or int(not shell.told)
             values = [*shell.given]
             places = range(1, len(values) + 1)
         else:
             variable = shell.variables.get(name)
-            if isinstance(variable and variable.value, str) and self._list_hole(variable):
-                return [str(variable.value) if not mark else self.hole(piece.text)], star  # type: ignore[union-attr]
+            if variable is not None and self._list_hole(variable):
+                if mark:
+                    return [self.unread(piece.text)], star
+                held = self.holes.of(str(variable.value))[0]
+                many = 1 if star and piece.quoted else 2
+                return [self.holes.character(held._replace(many=many))], star
             if variable is None and (name in OF_BASH or name not in self.assigned):
-                return [self.hole(piece.text, many=True)], star
+                return [self.hole(piece.text, many=1 if star and piece.quoted else 2)], star
             items = variable.items() if variable is not None else {}
             places, values = [*items], [*items.values()]
             if mark == "!":
@@ -327,8 +333,10 @@ class Expansion(Words):
             return [self._ifs(shell)[:1].join(values)], True
         return values, star
 
-    def _list_hole(self, variable: Variable | None) -> bool:
-        return variable is not None and any(h.many for h in self.holes.of(str(variable.value)))
+    def _list_hole(self, variable: Variable) -> bool:
+        """Return True if a variable is an array known only at run time."""
+        value = variable.value
+        return isinstance(value, str) and any(hole.many == 2 for hole in self.holes.of(value))
 
     def _defaulted(
         self, shell: Shell, found: Parameter, value: str | None, piece: Piece, unset: str | None
@@ -348,7 +356,7 @@ class Expansion(Words):
                 raise self.refuse(f"{written}, which ends the script,")
             return [self.hole(written)], False
         if name.isdigit() and not shell.told:
-            self.needs_arguments = True
+            self.needs_arguments = max(self.needs_arguments, int(name[:3]))
         if self.sourced and not name.isdigit():
             self.defaults[name] = None
         items = self._default_items(shell, word, piece)
@@ -375,8 +383,10 @@ class Expansion(Words):
             return self.hole(written)
         if name.isdigit():
             if shell.told:
+                if "u" in shell.options:
+                    raise self.refuse(f"{written}, unset with `set -u`,")
                 return ""
-            self.needs_arguments = True
+            self.needs_arguments = max(self.needs_arguments, int(name[:3]))
         else:
             self.unset.setdefault(name, "")
             if name in self.assigned:
@@ -394,7 +404,7 @@ class Expansion(Words):
             place = int(name) - 1 if len(name) < 9 else 1 << 30
             return shell.given[place] if 0 <= place < len(shell.given) else None
         if name == "#":
-            self.needs_arguments = self.needs_arguments or not shell.told
+            self.needs_arguments = self.needs_arguments or int(not shell.told)
             many = any(hole.many for word in shell.given for hole in self.holes.of(word))
             return self.unread("$#") if many else str(len(shell.given))
         if name == "0":
@@ -448,6 +458,8 @@ class Expansion(Words):
         operator, word, written = found.operator, found.word, piece.text
         if is_open(value):
             holes = self.holes.of(value)
+            if not piece.quoted and (re.search(r"\s", value) or any(h.many for h in holes)):
+                return self.unread(written)
             first = next((hole for hole in holes if hole.why or hole.refused), None)
             return self.holes.character(first or Hole(written))
         if operator == ":":
@@ -613,6 +625,8 @@ class _Sums:
     def value_of(self, name: str, index: str | None) -> str:
         own = self._expansion
         found = own._named(self._shell, name, index)
+        if found is None and "u" in self._shell.options:
+            raise own.refuse(f"{name}, which may be unset with `set -u`,")
         known = name in own.assigned or name in self._shell.variables
         # A name assigned in another branch is 0; an environment variable is open.
         if found is None and index is None and (name in OF_BASH or not known):

@@ -14,7 +14,7 @@ from typing import Any
 
 from autopar.errors import DocumentError
 from autopar.records import replace
-from search.engines.text.shell_builtins import Builtins, Exit, Sink
+from search.engines.text.shell_builtins import SET_KEPT, SET_NAMES, Builtins, Exit, Sink
 from search.engines.text.shell_patterns import UnreadPatternError, groups_of, regular_pattern
 from search.engines.text.shell_syntax import (
     Arithmetic,
@@ -46,7 +46,7 @@ from search.engines.text.shell_values import (
     nonempty,
     runs_ranks,
 )
-from search.engines.text.shell_words import NAME, Redirect, Word
+from search.engines.text.shell_words import NAME, Redirect, Word, refusal
 
 _SUCCEEDS = frozenset({"cd", "mkdir", "source", ".", "pushd", "popd", "chmod", "ulimit", "wait"})
 """Commands after which a script is meant to go on: `cd x && torchrun`."""
@@ -116,7 +116,7 @@ class Statements(Builtins):
         return DocumentError(
             self.path,
             f"the launch command depends on {hole.why}, known only at run time{those}",
-            remedy="Add the script's --args"
+            remedy=f"Add --args with the {self.needs_arguments} arguments of the script"
             if self.needs_arguments
             else "Keep only the branch to check, or use YAML or JSON",
         )
@@ -241,6 +241,9 @@ class Statements(Builtins):
             pieces = one.word.pieces
             if one.operator == "<" and len(pieces) == 1 and pieces[0].kind == "process":
                 found = self._substitute(shell, pieces[0], ends="")
+                for hole in self.holes.of(found):
+                    if hole.refused:
+                        raise refusal(self.path, hole.line, hole.refused)
                 self.input = None if is_open(found) else Input(found)
                 continue
             text = self._text(shell, one.word)
@@ -423,8 +426,9 @@ class Statements(Builtins):
             self._loops.append(_Frame())
             try:
                 self.body(inner, body)
-            except Exit:
-                pass
+            except Exit as stop:
+                if stop.what in ("exit", "return"):
+                    raise self.refuse(f"`{stop.what}` in a loop of unknown length") from None
             finally:
                 frame = self._loops.pop()
                 if self.sink.parts or not self.sink.known:
@@ -444,7 +448,7 @@ class Statements(Builtins):
             if any(state.functions != shell.functions for state in states):
                 raise self.refuse("a function defined in a loop of unknown length")
             if any(state.given != shell.given for state in states):
-                shell.given = [self.hole("$@", many=True, why=why)]
+                shell.given = [self.hole("$@", many=2, why=why)]
                 fresh.add("@")
             if not fresh:
                 break
@@ -544,14 +548,14 @@ class Statements(Builtins):
             for name in dict.fromkeys(n for state in states for n in state.functions):
                 bodies = [state.functions.get(name) for state in states]
                 if any(body is not bodies[0] for body in bodies):
-                    first.functions[name] = Hole(name, why, many=True)
+                    first.functions[name] = Hole(name, why, many=2)
             if any(state.given != first.given for state in states):
-                first.given = [self.hole("$@", why=why, many=True)]
+                first.given = [self.hole("$@", why=why, many=2)]
             if any((state.options ^ first.options) - {"e", "u", "pipefail"} for state in states):
                 raise self.refuse(f"an option set under {why}")
             first.options = frozenset.intersection(*(state.options for state in states))
             if any(state.found != first.found for state in states):
-                first.found = Hole("launch", why, many=True)
+                first.found = Hole("launch", why, many=2)
             if any(state.status != first.status for state in states):
                 first.status = None
             first.launches = max(state.launches for state in states)
@@ -574,13 +578,13 @@ class Statements(Builtins):
                     items[key] = self.hole(f"${{{name}[{key}]}}", why=why)
             value: Any = items
         elif tables:
-            value = self.hole(f"${{{name}[@]}}", why=why, many=True)
+            value = self.hole(f"${{{name}[@]}}", why=why, many=2)
             marks = marks.replace("a", "").replace("A", "")
         else:
             texts = [one.value or "" for one in held]
             many = any(len(str(text).split()) > 1 for text in texts)
             many = many or any(hole.many for text in texts for hole in self.holes.of(str(text)))
-            value = self.hole(f"${name}", why=why, many=many)
+            value = self.hole(f"${name}", why=why, many=int(many))
         shell.variables[name] = Variable(value, marks)
 
     def _shown(self, statement: Statement) -> str:
@@ -595,6 +599,8 @@ class Statements(Builtins):
         if how in ("-n", "-z"):
             full = nonempty(word)
             return None if full is None else full == (how == "-n")
+        if how == "-o" and (flag := SET_NAMES.get(word)) in SET_KEPT:
+            return flag in shell.options
         match = re.fullmatch(rf"({NAME})(?:\[(.*)\])?", word)
         if how == "-v" and match is not None and match[2] not in ("@", "*"):
             value = self._named(shell, match[1], match[2])
@@ -638,7 +644,10 @@ class Statements(Builtins):
             sums = self.sum(shell, one), self.sum(shell, other)
             return None if any(map(is_open, sums)) else COMPARED[how](int(sums[0]), int(sums[1]))
         if how in ("<", ">") and not is_open(one + other):
-            return in_order(one, other) if how == "<" else in_order(other, one)
+            found = in_order(one, other) if how == "<" else in_order(other, one)
+            if found is None and "e" in shell.options:
+                raise self.refuse(f"the order of {one[:20]} and {other[:20]}")
+            return found
         return None
 
     def _matches_regular(self, shell: Shell, value: str, word: Word) -> bool | None:

@@ -237,6 +237,8 @@ class _Parser:
             body.append(statement)
             self._lines()
         scanner.depth -= 1
+        if not body and ends and "esac" not in ends:
+            self._refuse()
         return tuple(body)
 
     def _chain(self) -> Statement:
@@ -296,6 +298,8 @@ class _Parser:
                 return self._arithmetic(scanner.text[start + 2 : end - 2], line)
         self._take()
         body = self._body(())
+        if not body:
+            self._refuse()
         self._expect(")")
         return Group(body, True, line)
 
@@ -496,7 +500,9 @@ class _Parser:
                 raise self._unread(line, "[[")
             return found
         word = self._test_word()
-        if word.bare in _UNARY and not self._at_end():
+        if word.bare in _UNARY and self._at_end():
+            raise self._unread(line, str(word.bare))
+        if word.bare in _UNARY:
             binary = self._peek_binary()
             if binary is None:
                 return Test(word.bare or "", (self._test_word(),), line)

@@ -30,8 +30,8 @@ class Hole(NamedTuple):
     """Text of the script."""
     why: str = ""
     """Condition that decides the value; empty if it depends on none of the script."""
-    many: bool = False
-    """True if the value may be no word, or several."""
+    many: int = 0
+    """1 if the value becomes no word or several where it is split, 2 if it was split; else 0."""
     refused: str = ""
     """Construct with the value that is not interpreted; empty for a value of the machine."""
     line: int = 0
@@ -62,9 +62,14 @@ class Holes:
         """Return a text with its holes as they are written in the script."""
         return _HOLE.sub(lambda found: self._holes[ord(found[0]) - _FIRST_HOLE].written, text)
 
-    def single(self, text: str) -> str:
-        """Return a text whose holes are one word each, as in double quotes."""
-        return _HOLE.sub(lambda m: self.character(self.of(m[0])[0]._replace(many=False)), text)
+    def after_split(self, text: str) -> str:
+        """Return a text whose holes with several words are marked as split."""
+
+        def marked(found: re.Match[str]) -> str:
+            hole = self._holes[ord(found[0]) - _FIRST_HOLE]
+            return self.character(hole._replace(many=2)) if hole.many == 1 else found[0]
+
+        return _HOLE.sub(marked, text)
 
 
 def is_open(text: str) -> bool:
@@ -387,8 +392,8 @@ class Command(Record):
     """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
     """Sentences for the user on assumptions about the script."""
-    needs_arguments: bool = False
-    """True if the script reads positional parameters that are not given."""
+    needs_arguments: int = 0
+    """Number of positional parameters that the script reads and that are not given."""
     unset: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Unset variables, with the text used for each: its default, or an empty text."""
 
@@ -405,13 +410,11 @@ _LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.D
 _FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
 
 
-def settled(arguments: list[str], holes: Holes, counted: set[str]) -> tuple[list[int], list[str]]:
-    """Return (positions of open words that may be flags, open values that are one word each).
+def settled(arguments: list[str], holes: Holes) -> tuple[list[int], list[str]]:
+    """Return (positions of open words that may be flags, the other open values).
 
     An open array, or an open word after the value of a flag, may contain flags or be empty. The
-    others count as one word each where they stand without quotes.
-
-    counted : characters of holes that stood without quotes.
+    others count as one word each.
     """
     loose, single = list[int](), list[str]()
     flag, values = "", 0
@@ -424,14 +427,13 @@ def settled(arguments: list[str], holes: Holes, counted: set[str]) -> tuple[list
             and is_open(word)
             and not _LIKE_FLAG.fullmatch(word)
             and nonempty(word) is None
-            and (values or any(hole.many for hole in holes.of(word)))
+            and (values or any(hole.many == 2 for hole in holes.of(word)))
         ):
             loose.append(place)
             continue
         else:
             values += 1
-        if free:
-            single += [holes.shown(one) for one in _HOLE.findall(word) if one in counted]
+        single += [holes.shown(one) for one in _HOLE.findall(word)]
     return loose, single
 
 

@@ -43,7 +43,9 @@ _ESCAPED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=Tr
 
 def refusal(path: str, line: int, what: str) -> DocumentError:
     """Return the error for a construct of bash that is not interpreted."""
-    return DocumentError(path, f"line {line}: {what} is not read", remedy="Write the value")
+    shown = " ".join(what.split())
+    remedy = "Give it with --env" if "`set -u`" in shown else "Write the value"
+    return DocumentError(path, f"line {line}: {shown} is not read", remedy=remedy)
 
 
 class Piece(NamedTuple):

@@ -247,6 +247,7 @@ def test_numbers_that_nobody_knows_are_not_illegal(tmp_path: Path) -> None:
     assert said(checked(tmp_path, script, 8)) == [
         "not priced: --tensor-model-parallel-size is '$TP'. Give the number",
         "illegal: --fp16 and --bf16 exclude each other",
+        "read: known only at run time, counted as one word each: $TP",
     ]
 
 
@@ -291,7 +292,7 @@ def test_sentences_stay_on_one_line(tmp_path: Path) -> None:
     """Variables and conditions that are written over several lines are quoted in one."""
     script = (
         'if [ -f "${A\n}" ]; then M=--log-energy; fi\n'
-        f'torchrun --nproc-per-node 8 {TORCHRUN} $M --odd "a\nb" --log-interval 1 ${{B\n}}'
+        f'torchrun --nproc-per-node 8 {TORCHRUN} $M --odd "a\nb" --log-interval 1 $(b\n)'
     )
     texts = [one.text for one in checked(tmp_path, script, 8).findings]
     assert any("decides --log-energy" in text for text in texts)

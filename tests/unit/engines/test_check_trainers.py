@@ -201,4 +201,4 @@ def test_words_of_a_command_are_kept_as_they_stand(tmp_path: Path) -> None:
     assert source.command.arguments == (
         "-tp", "4", "-vp", "$VP", "model.cp=$CP", "train.steps=10", "++a.b.c=1",
     )  # fmt: skip
-    assert source.notes == ()
+    assert source.notes == ("known only at run time, counted as one word each: $VP, $CP",)
