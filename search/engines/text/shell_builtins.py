@@ -310,8 +310,10 @@ class Builtins(Expansion):
         if index != str(at):
             at, place = (int(index) if index.isdecimal() and len(index) < 9 else 1), 1
         word = given[at - 1] if at <= len(given) else ""
-        if any(is_open(one) for one in (word, letters)) or letters.startswith(":"):
-            raise self.refuse("`getopts` with an open value or its own errors")
+        if any(is_open(one) for one in (word, letters)):
+            raise self.refuse("`getopts` with a value known only at run time")
+        silent = letters.startswith(":")
+        letters = letters[silent:]
         shell.variables.pop("OPTARG", None)
         self.assigned.update({"OPTARG", name})
         ended = not word.startswith("-") or word in ("-", "--")
@@ -326,11 +328,15 @@ class Builtins(Expansion):
                 at += 1 if word[place:] else 2
                 place = 1
                 if argument is None:
-                    found = "?"
-                else:
+                    found = ":" if silent else "?"
+                    argument = letter if silent else None
+                if argument is not None:
                     self.store(shell, "OPTARG", None, argument)
-            elif place >= len(word):
-                at, place = at + 1, 1
+            else:
+                if place >= len(word):
+                    at, place = at + 1, 1
+                if not known and silent:
+                    self.store(shell, "OPTARG", None, letter)
         elif word == "--":
             at += 1
         self.store(shell, name, None, found)
@@ -584,7 +590,7 @@ def printf_text(template: str, values: Sequence[str]) -> str | None:
             used = True
             text = rest.pop(0) if rest else ("" if kind == "s" else "0")
             if kind == "s":
-                if is_open(text) and (width or precision):
+                if (is_open(text) and (width or precision)) or int(width or 0) > 4096:
                     return None
                 text = text[: int(precision)] if precision else ("" if precision == "" else text)
                 left = "-" in flags

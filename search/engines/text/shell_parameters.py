@@ -387,12 +387,12 @@ class Expansion(Words):
                     raise self.refuse(f"{written}, unset with `set -u`,")
                 return ""
             self.needs_arguments = max(self.needs_arguments, int(name[:3]))
-        else:
-            self.unset.setdefault(name, "")
-            if name in self.assigned:
-                if "u" in shell.options:
-                    raise self.refuse(f"{written}, unset with `set -u`,")
-                return ""  # assigned only in a branch that was not taken
+            return self.hole(written)
+        self.unset.setdefault(name, "")
+        if name in self.assigned:
+            if "u" in shell.options:
+                raise self.refuse(f"{written}, unset with `set -u`,")
+            return ""  # assigned only in a branch that was not taken
         if unset is None or not self._blank or "u" in shell.options:
             return self.hole(written)
         self.taken[name] = self.empty[name] = None

@@ -98,6 +98,8 @@ class Statements(Builtins):
             names = f"; assumed unset: {', '.join(self.defaults)}" if self.defaults else ""
             sourced = ", ".join(map(self.holes.shown, self.sourced))
             notes.append(f"variables set in {sourced} are not read{names}")
+        if self.needs_arguments:
+            notes.append("read without the arguments of the script (--args)")
         if self.taken:
             notes.append(f"assumed unset in conditions: {', '.join(self.taken)}")
         return replace(
@@ -444,6 +446,11 @@ class Statements(Builtins):
             }
             for one in fresh:
                 self._open_variable(shell, one, [shell, *states], why)
+            for one in changed:
+                grown = self._grown(shell, one, states)
+                if grown is not None:
+                    shell.variables[one] = grown
+                    fresh.add(one)
             changed |= fresh
             if any(state.functions != shell.functions for state in states):
                 raise self.refuse("a function defined in a loop of unknown length")
@@ -454,6 +461,19 @@ class Statements(Builtins):
                 break
         self.input = None if input_ is not None else input_
         shell.found, shell.launches, shell.times = inner.found, inner.launches, inner.times
+        return None
+
+    def _grown(self, shell: Shell, name: str, states: Sequence[Shell]) -> Variable | None:
+        """Return an open variable as several words if a round of a loop appends to it."""
+        own = shell.variables.get(name)
+        if own is None or not isinstance(own.value, str) or len(own.value) != 1:
+            return None
+        for state in states:
+            value = state.variables.get(name, own).value
+            if isinstance(value, str) and own.value in value and value != own.value:
+                for hole in self.holes.of(own.value):
+                    if not hole.many:
+                        return own._replace(value=self.holes.character(hole._replace(many=1)))
         return None
 
     def _run_arithmetic(self, shell: Shell, statement: Arithmetic) -> int | None:

@@ -217,7 +217,7 @@ class _Parser:
         self._take()
 
     def _lines(self) -> None:
-        while self._next in ("\n", ";"):
+        while self._next in ("\n", ";") and not self._scanner.redirects:
             self._take()
 
     def _body(self, ends: tuple[str, ...]) -> Body:
@@ -227,7 +227,9 @@ class _Parser:
             raise DocumentError(scanner.path, "is nested too deeply, expected a launch script")
         body = list[Statement]()
         self._lines()
-        while self._next not in ("", ")", ";;", ";&", ";;&") and self._keyword() not in ends:
+        while scanner.redirects or (
+            self._next not in ("", ")", ";;", ";&", ";;&") and self._keyword() not in ends
+        ):
             statement = self._chain()
             if self._next == "&":
                 self._take()
@@ -317,7 +319,7 @@ class _Parser:
             if name is None and not ASSIGNMENT.match(plain_text(word.pieces)):
                 name = word.bare or ""
             self._take()
-            if self._next == "(" and len(words) == 1 and word.bare is not None:
+            if self._is("(") and len(words) == 1 and word.bare is not None:
                 self._take()
                 self._expect(")")
                 return self._named(word.bare, line)
@@ -544,8 +546,13 @@ class _Parser:
     def _regex_word(self) -> Word:
         scanner = self._scanner
         scanner.skip_blanks(" \t\n")
+        start = scanner.at
         word = scanner.word(" \t\n")
         plain = plain_text(word.pieces)
+        if re.search(r"\\[A-Za-z0-9]", scanner.text[start : scanner.at]):
+            raise refusal(
+                scanner.path, word.line, f"a back reference in the pattern {word.written[:40]}"
+            )
         if not word.pieces or plain.count("(") != plain.count(")") or "#" in plain[:1]:
             raise refusal(scanner.path, word.line, f"the pattern {word.written[:40]} after `=~`")
         return word

@@ -1,0 +1,247 @@
+"""Constructs of bash's manual: interpreted as bash does, or refused by name and line."""
+
+from __future__ import annotations
+
+import resource
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import DocumentError, OptionError
+from search.commands.app import with_script
+from search.engines.text import read_configuration, script_command
+from search.engines.text.shell_builtins import BUILTINS, REFUSED
+from search.engines.text.shell_patterns import Matcher, glob_pattern, regular_pattern
+from tests.unit.engines.test_shell_scripts import words_of_bash
+
+CONSTRUCTS = Path(__file__).parents[2] / "data" / "shell_constructs.txt"
+"""Scripts by construct, separated by lines of `====`; each ends with a launch."""
+LAUNCH = "python x.py --a 1\n"
+
+
+def test_constructs_of_the_manual_give_the_words_of_bash(tmp_path: Path) -> None:
+    """Quotes, braces, expansions, arrays, conditions, loops, functions, redirections, builtins."""
+    scripts = [text + "\n" for text in CONSTRUCTS.read_text(encoding="utf-8").split("\n====\n")]
+    expected = words_of_bash(scripts, tmp_path)
+    found = [[*script_command(text, "x.sh").arguments] for text in scripts]
+
+    assert len(scripts) > 130
+    assert dict(zip(scripts, found, strict=True)) == dict(zip(scripts, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("select A in 1 2; do :; done\n", "`select`"),
+        ("coproc cat\n", "`coproc`"),
+        ("declare -n A=B\n", "`declare -n`"),
+        ("declare -c A=b\n", "`declare -c`"),
+        ("shopt -s expand_aliases\n", "`shopt -s expand_aliases`"),
+        ("shopt -s lastpipe\n", "`shopt -s lastpipe`"),
+        ("set -k\n", "`set -k`"),
+        ("set -o posix\n", "`set -o posix`"),
+        ("enable -n echo\n", "`enable` here"),
+        ("trap 'A=1' DEBUG\n", "`trap` for DEBUG"),
+        ("trap 'A=1' ERR; false\n", "`trap` for ERR"),
+        ("readonly A=1; A=2\n", "the assignment to A, which is readonly"),
+        ("A=abc; python x.py --a ${A/b/&}\n", "`${A/b/&}`"),
+        ("A=abc; python x.py --a ${A@A}\n", "`${A@A}`"),
+        ("python x.py --a ${!A*}\n", "`${!A*}`"),
+        ("python x.py --a $(printf %q 'a b')\n", "`$(printf %q 'a b')`"),
+        ("[[ a =~ (.)\\1 ]]\n", "a back reference in the pattern"),
+        ("case a in @(a|b)) A=1;; esac\n", "without `shopt -s extglob`"),
+        ("A=$((1/0))\n", "the expression `$((1/0))`"),
+        ("A=$((08))\n", "the expression `$((08))`"),
+        ("A=2; echo $A{b,c}\n", "a name that braces join"),
+        ("exec {fd}>x\n", "`{fd}>`"),
+        ("set -u; unset A; B=$A\n", "$A, unset with `set -u`,"),
+        ("A=; B=${A:?}\n", "${A:?}, which ends the script,"),
+        ("shopt -s nullglob; A=(*.x); python x.py --a ${A[@]}\n", "`*.x`"),
+        ("declare -A M; M[$B]=1; M['']=2\n", "an empty key"),
+        ("for f in *; do exit; done\n", "`exit` in a loop of unknown length"),
+        ("read A <<< 'a\\b'\n", "a backslash in what `read` reads"),
+    ],
+)
+def test_other_constructs_are_refused_by_name_and_line(text: str, what: str) -> None:
+    """Everything that can change a word and is not interpreted."""
+    with pytest.raises(DocumentError) as caught:
+        script_command(f"A=1\n{text}{LAUNCH}", "x.sh")
+
+    said = str(caught.value)
+    assert said.startswith("x.sh: line 2: ")
+    assert what in said
+    assert "is not read. " in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["if x; then fi\n", "fi\n", "}\n", "[[ -o ]]\n", "[[ ]]\n", "python x.py a (b)\n", "()\n"],
+)
+def test_syntax_errors_of_bash_are_errors(text: str) -> None:
+    """No launch is read where bash reads none."""
+    with pytest.raises(DocumentError, match="not a supported shell statement"):
+        script_command(text + LAUNCH, "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('A="--b $X/c --d 2"\npython x.py $A\n', ("--b", "$X/c", "--d", "2")),
+        ('A=("--b $(date +%Y) --c")\npython x.py ${A[@]}\n', ("--b", "$(date +%Y)", "--c")),
+        ('A="--b $X"\neval "python x.py $A --c"\n', ("--b", "$X", "--c")),
+        ('A="python x.py --b $X"\n$A --c 2>&1 | tee log\n', ("--b", "$X", "--c")),
+        ("IFS=,\nA=--b,$X,2\npython x.py $A\n", ("--b", "$X", "2")),
+    ],
+)
+def test_known_words_around_an_open_value_keep_their_meaning(
+    text: str, words: tuple[str, ...]
+) -> None:
+    """It counts as one word, and the note names it."""
+    command = script_command(text, "x.sh")
+
+    assert command.arguments == words
+    name = next(word for word in words if "$" in word).removesuffix("/c")
+    assert any(note.endswith(f"one word each: {name}") or name in note for note in command.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[ -f x ] && B="x y"\npython x.py --a $B\n',
+        '[ -f x ] && B="x y"\nC=(python x.py --a "b"$B)\n"${C[@]}"\n',
+        'if [ -f x ]; then P=(--b 1); fi\nC="python x.py --a ${P[*]}"\n$C\n',
+        'for i in *.x; do A+=" --b $i"; done\npython x.py --a $A\n',
+        'while read -r l; do A+=" $l"; done < f\npython x.py --a $A\n',
+        "rm y || A='--b 1'\npython x.py --a 1 $A\n",
+    ],
+)
+def test_words_that_only_running_counts_are_refused(text: str) -> None:
+    """A branch or a number of rounds that decides how many words there are."""
+    with pytest.raises(DocumentError, match="the launch command depends on"):
+        script_command(text, "x.sh")
+
+
+def test_quoted_values_of_a_branch_are_one_word() -> None:
+    """However many words they have."""
+    command = script_command('[ -f x ] && B="x y"\npython x.py --a "$B" --c 1\n', "x.sh")
+
+    assert command.arguments == ("--a", "$B", "--c", "1")
+
+
+HOSTILE = {
+    "cuts of a long text": "A=a\nfor i in {1..15}; do A=$A$A; done\nB=${A%%*b*c*d}${A##*b*}\n",
+    "nested groups": "shopt -s extglob\nA=a\nfor i in {1..15}; do A=$A$A; done\n"
+    "[[ $A == +(+(a|aa)|a)b ]] && B=1\nC=${A//!(b)/x}\n",
+    "nested repetitions": "A=a\nfor i in {1..15}; do A=$A$A; done\n"
+    "[[ $A =~ (a*)*(a*)*b ]] && B=1\n",
+    "arrays that double": 'A=(a)\nfor i in {1..40}; do A=("${A[@]}" "${A[@]}"); done\n',
+    "many long values": "A=a\nfor i in {1..15}; do A=$A$A; done\n"
+    "for ((i=0;;i++)); do printf -v B$i %s%s $A $i; done\n",
+    "a script that sources itself": "while source x.sh; do :; done\n",
+    "functions": "f() { [ $1 -gt 0 ] && { f $(($1-1)); f $(($1-1)); }; }\nf 30\n",
+    "braces": "echo {1..9}{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}\n",
+    "sequences": "for i in $(seq 1 999999999); do :; done\n",
+    "widths": "printf -v A '%999999999s' x\nprintf -v B '%99999d' 1\n",
+    "open brackets": "echo " + "{" * 20000 + "\n",
+    "open sums": "echo " + "$((" * 60000 + "\n",
+    "open conditions": "".join(f"if c{i}; then A{i}=1; fi\n" for i in range(60))
+    + "python x.py " + " ".join(f"$A{i}" for i in range(60)) + " --a\n",
+    "calls under open conditions": "f0() { :; }\n"
+    + "".join(f"f{i}() {{ if c; then f{i - 1}; else f{i - 1}; fi; }}\n" for i in range(1, 30))
+    + "f29\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_scripts_end_in_a_stated_limit(name: str, tmp_path: Path) -> None:
+    """Within seconds and little memory, read or refused."""
+    path = tmp_path / "x.sh"
+    path.write_text(HOSTILE[name] + LAUNCH, encoding="utf-8")
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with suppress(DocumentError):
+        read_configuration(path)
+    assert time.process_time() - start < 4  # a limit of 1.5 s, on a machine that is busy
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "matches"),
+    [
+        ("a*b?", "axxbc", True),
+        ("[[:digit:]x-z]", "y", True),
+        ("[!a-c]*", "b", False),
+        (r"a\*", "a*", True),
+        ("@(a|b+(c))d", "bccd", True),
+        ("!(a)", "a", False),
+        ("*(ab)", "abab", True),
+        ("[", "[", True),
+    ],
+)
+def test_patterns(pattern: str, text: str, matches: bool) -> None:
+    """Whole texts, forwards and from the end."""
+    parsed = glob_pattern(pattern, extended=True)
+    for back in (False, True):
+        ends = Matcher(text, lambda _: None, back=back).ends(parsed, 1)
+        assert bool(ends >> len(text) & 1) == matches
+
+
+def test_regular_expressions_are_leftmost_and_longest() -> None:
+    """As POSIX says, where Python takes the first alternative."""
+    assert Matcher("xabcd", lambda _: None).found(regular_pattern("(a|ab)(c|bcd)?")) == (1, 5)
+    assert Matcher("x", lambda _: None).found(regular_pattern("^y|z$")) is None
+
+
+def test_a_script_is_started_with_arguments_and_variables(tmp_path: Path) -> None:
+    """Without them, the sentence asks for them."""
+    path = tmp_path / "x.sh"
+    path.write_text(
+        "TP=$2\nif [ $1 = one ]; then N=1; else N=$WORLD; fi\n"
+        "torchrun --nnodes $N --nproc-per-node 8 x.py --t $TP $@\n",
+        encoding="utf-8",
+    )
+    found = dict[str, object]()
+
+    def execute(raw: dict[str, object]) -> int:
+        source = read_configuration(path)
+        found.update(raw, world=source.world_size, flags=source.flags)
+        return 0
+
+    with_script(execute)({"args": "one 4", "other": 1})
+    assert found == {"other": 1, "world": 8, "flags": {"t": ("4", "one", "4")}}
+    with_script(execute)({"args": "more 2", "env": ["WORLD=3"]})
+    assert found["world"] == 24
+    with pytest.raises(DocumentError, match="Add --args with the 2 arguments of the script"):
+        read_configuration(path)
+    for raw in ({"args": "'a"}, {"env": ["1=2"]}, {"env": ["A"]}):
+        with pytest.raises(OptionError, match=r"--(args|env)"):
+            with_script(execute)(raw)
+
+
+@pytest.mark.parametrize(
+    ("head", "launch", "ranks"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n", "srun python -u x.py --t 1", 32),
+        ("#SBATCH -N 2 -n 16 # all\n", "srun -l python x.py --t 1", 16),
+        ("#SBATCH -N4\n", "srun --ntasks-per-node 8 python x.py --t 1", 8),
+        ("", "srun -N 2 --ntasks-per-node=4 bash -c 'python x.py --t 1'", None),
+        ("#SBATCH -N 2\n", "srun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py --t", 16),
+        ("#SBATCH --nodes=2-4\n", "srun python x.py --t 1", None),
+        ("", "mpirun -np 16 python x.py --t 1", 16),
+        ("#SBATCH --gres=gpu:a100:8\n", "torchrun --nproc-per-node $SLURM_GPUS_ON_NODE t.py --t", 8),
+    ],
+)  # fmt: skip
+def test_the_number_of_ranks_that_slurm_starts(
+    head: str, launch: str, ranks: int | None, tmp_path: Path
+) -> None:
+    """From the options of the job and of srun."""
+    path = tmp_path / "x.sh"
+    path.write_text(f"#!/bin/bash\n{head}{launch}\n", encoding="utf-8")
+
+    assert read_configuration(path).world_size == ranks
+
+
+def test_each_command_is_interpreted_or_refused() -> None:
+    """No name is in both tables."""
+    assert not REFUSED & BUILTINS.keys()
