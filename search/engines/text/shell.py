@@ -81,7 +81,7 @@ def script_command(
             without = dict[str, None]()
             found = _same_launch([*_ways(script, found, run, without)], harmless, run, found)
             if without:
-                said = (*said, f"started only where {', '.join(without)} allows it")
+                said = (*said, f"nothing is launched in some branch of {', '.join(without)}")
     except RecursionError:
         raise DocumentError(str(path), "is nested too deeply, expected a launch script") from None
     return replace(found, notes=(*found.notes, *said))

@@ -435,6 +435,8 @@ class Expansion(Words):
         self, shell: Shell, text: str, piece: Piece
     ) -> tuple[Sequence[str], bool | None]:
         """Return the expanded text after an operator such as `:-`."""
+        if piece.quoted and '"' in text and re.search(r"\{.*[,.]", text):
+            return [self.unread(piece.text)], False  # braces between inner quotes
         word = _operand(text, self.path, piece.quoted)
         if not piece.quoted and any(p.quoted for p in word.pieces):
             # Its other parts are split, as values are.

@@ -334,7 +334,13 @@ class Statements(Builtins):
             values = [v for word in loop.words for v in self._fields(shell, word)]
         if any(self.uncertain(value) for value in values):
             why = f"the words of the loop on line {loop.line}"
-            self._set_plain(shell, loop.name, self.hole(f"${loop.name}"))
+            for hole in self.holes.of("".join(values)):
+                if hole.refused:
+                    raise refusal(self.path, hole.line, hole.refused)
+            known = [value for value in values if not self.uncertain(value)]
+            many = any(len(value.split()) != 1 for value in known)
+            open_ = self.hole(f"${loop.name}", why=why if many else "", many=int(many))
+            self._set_plain(shell, loop.name, open_)
             return self._open_loop(shell, loop.body, why, loop.name)
         frame = _Frame()
         status: int | None = 0
@@ -602,7 +608,7 @@ class Statements(Builtins):
             marks = marks.replace("a", "").replace("A", "")
         else:
             texts = [one.value or "" for one in held]
-            many = any(len(str(text).split()) > 1 for text in texts)
+            many = any(len(str(text).split()) != 1 for text in texts)
             many = many or any(hole.many for text in texts for hole in self.holes.of(str(text)))
             value = self.hole(f"${name}", why=why, many=int(many))
         shell.variables[name] = Variable(value, marks)

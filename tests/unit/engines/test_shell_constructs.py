@@ -229,7 +229,7 @@ def test_a_script_is_started_with_arguments_and_variables(tmp_path: Path) -> Non
         ("#SBATCH -N 2\n", "srun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py --t", 16),
         ("#SBATCH --nodes=2-4\n", "srun python x.py --t 1", None),
         ("", "mpirun -np 16 python x.py --t 1", 16),
-        ("#SBATCH --gres=gpu:a100:8\n", "torchrun --nproc-per-node $SLURM_GPUS_ON_NODE t.py --t", 8),
+        ("#SBATCH --gres=gpu:l4:8\n", "torchrun --nproc-per-node $SLURM_GPUS_ON_NODE t.py --t", 8),
     ],
 )  # fmt: skip
 def test_the_number_of_ranks_that_slurm_starts(

@@ -243,7 +243,7 @@ class _Random:
             ),
         ),
         (
-            "case $(hostname) in a*) P=1;; b*) P=2;; esac\npython x.py --p $P\n",
+            "case $(hostname) in a*) P=1;; *) P=2;; esac\npython x.py --p $P\n",
             ["--p", "$P"],
             (
                 "--p depends on `$(hostname)` on line 1",
