@@ -429,7 +429,7 @@ A=1 : ; RUN "[$A]"
 set -a; A=1; RUN $A
 set -k; A=0; RUN A=1 $A
 A[0]=x; RUN $A ${#A[@]}
-alias ll='A=1'; ll; RUN "[$A]"
+A=0; alias ll='A=1'; ll; RUN "$A"
 shopt -s expand_aliases
   alias ll='A=1'
   ll
@@ -795,7 +795,7 @@ RUN $(cat <<< x) $(cat <<EOF
   y z
   EOF
   )
-RUN $(<none.txt) end
+echo x > .in; RUN $(<.in) end
 RUN $(basename /a/b.py) $(basename /a/b.py .py) $(dirname /a/b/c) $(dirname a) $(basename a/)
 RUN $(date) $(hostname -s) "$(whoami)" `date +%Y`
 A=$(echo 'x  y'); RUN $A "$A"
