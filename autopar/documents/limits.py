@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from autopar.errors import DocumentError, nearest
 
@@ -114,7 +115,7 @@ def too_many_digits(path: Path, text: str) -> DocumentError:
 
 def refuse_deep_values(path: Path, data: object) -> None:
     """Raise DocumentError for brackets nested deeper than `DEEPEST`: readers recurse for each."""
-    level = [data]
+    level: list[Any] = [data]
     for _ in range(DEEPEST):
         level = [
             item

@@ -388,7 +388,7 @@ def launch_text(answer: Launches, request: Mapping[str, object], status: str = "
     return RunDocument.of(best.run, cluster_of(answer.question), figures).text()
 
 
-def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDocument:
+def launch_document(answer: Launches, request: Mapping[str, Any]) -> LaunchDocument:
     """Return the document of a search for uniform plans: request, best plan and its prediction."""
     question, one, best = answer.question, answer.best, answer.fastest
     launch = None if one is None or best is None else _launch(answer, one, best)
