@@ -15,7 +15,7 @@ from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, spelled_variable
 from search.engines.megatron.names import RELEASES, alike, concern_of, names_about
 from search.engines.megatron.rules import broken_in_some_releases, broken_rules
-from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
+from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words
 from search.engines.reader import unread
 
 
@@ -132,10 +132,12 @@ def findings_of(
     idle = {flag: one for one in _idle(setting) if (flag := str(one.values["flag"])) not in named}
     found += idle.values()
     found += (*_variables(setting, environment, gpu), *broken_in_some_releases(setting))
-    start, batch = ramp_start(setting), setting.value("global_batch")
-    if start is not None and batch is not None and start != batch:
-        text = "--rampup-batch-size begins with {start} sequences, and {batch} are priced"
-        found.append(notice("megatron.ramp", "read", text, start=start, batch=batch))
+    batch = setting.value("global_batch")
+    for flag, name in (("rampup-batch-size", "ramp_start"), (STEPS, "first_step")):
+        start = setting.value(name)
+        if start is not None and batch is not None and start != batch:
+            text = "--{flag} begins with {start} sequences, and {batch} are priced"
+            found.append(notice("megatron.ramp", "read", text, flag=flag, start=start, batch=batch))
     kinds = {*setting.list("cp-comm-type")}
     if len(kinds) > 1 and run is not None and run.split.cp > 1:
         text = "--cp-comm-type {kinds} by layer: all are priced as p2p"

@@ -124,7 +124,7 @@ _HARMLESS: dict[str, str] = {
         muon-fp32-matmul-prec muon-num-ns-steps muon-tp-mode muon-extra-scale-factor
         override-opt-param-scheduler use-checkpoint-opt-param-scheduler loss-scale
         initial-loss-scale min-loss-scale loss-scale-window hysteresis
-        step-batch-size-schedule train-iters train-samples exit-interval
+        train-iters train-samples exit-interval
         lion-beta1 lion-beta2 muon-coefficient-type muon-nesterov muon-use-syrk
         adaptive-muon-beta2 adaptive-muon-eps grad-norm-skip-threshold
     """,
@@ -232,6 +232,7 @@ _EFFECTIVE: dict[str, str] = {
     """,
     "batches": """
         micro-batch-size global-batch-size rampup-batch-size decrease-batch-size-if-needed
+        step-batch-size-schedule
     """,
     "degrees": """
         tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size

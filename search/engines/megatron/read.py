@@ -51,7 +51,7 @@ from search.engines.megatron.release import (
     quirks_of,
 )
 from search.engines.megatron.rules import INTERLEAVED, PLACED
-from search.engines.megatron.setting import Setting, placed_words
+from search.engines.megatron.setting import STEPS, Setting, batch_steps, placed_words
 from search.engines.megatron.sizes import model_of
 from search.engines.megatron.stages import chunks_of_layout
 from search.engines.text import Configuration, arguments_in
@@ -96,6 +96,7 @@ _OF_TIME = (
     "squared-relu",
     # Estimates use the final batch size, which a finding reports.
     "rampup-batch-size",
+    STEPS,
     "decrease-batch-size-if-needed",
 )
 """Flags that are accepted without being modelled: they change no memory of supported models."""
@@ -296,6 +297,8 @@ def strategy_of(
             f"dp * cp({dp * split.cp}) % {split.replicas} != 0",
         )
     micro = words.number("micro-batch-size")
+    steps = batch_steps(words.list(STEPS))
+    batch = steps[-1] if steps else words.number("global-batch-size", micro * max(dp, 1))
     layers, ends = uniform_layers(num_layers, split)
     strategy = Strategy(
         gpus=world,
@@ -305,7 +308,7 @@ def strategy_of(
         schedule=schedule_of_chunks(len(stages[0])),
         group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0),
         micro_batch=micro,
-        global_batch=words.number("global-batch-size", micro * max(dp, 1)),
+        global_batch=batch,
     )
     return _recomputing(words, _with_wide_ends(words, strategy))
 

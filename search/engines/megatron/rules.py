@@ -31,7 +31,7 @@ from autopar.run.rules import (
     without_repetitions,
 )
 from autopar.run.run import Run
-from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp, ramp_start
+from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words, ramp, ramp_start
 
 
 def _named(flag: str) -> str:
@@ -461,13 +461,19 @@ def _unless(flag: str, rule: Rule) -> Rule:
     )
 
 
-_RAMP = "--rampup-batch-size"
+_RAMP, _STEPS = "--rampup-batch-size", f"--{STEPS}"
 SCHEDULES = (
     *_groups("interleaved", "micro_batches", ""),
     INTERLEAVED,
     _rule("interleaved.p2p", "pp, chunks, no-overlap-p2p-communication",
           lambda pp, chunks, alone: (pp == 2) * (chunks > 1) * alone,
           "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"),
+    _rule("steps.words", "bad_steps, steps_words", lambda bad, words: bad,
+          f"{_STEPS} needs words THRESHOLD:BATCH with thresholds from 0 on, got {{steps_words!r}}"),
+    _rule("steps.batch", f"{STEPS}, global-batch-size",
+          lambda steps, batch: steps * batch, f"{_STEPS} excludes --global-batch-size"),
+    _rule("steps.decrease", f"{STEPS}, decrease-batch-size-if-needed",
+          lambda steps, less: steps * less, f"{_STEPS} excludes --decrease-batch-size-if-needed"),
     # `RampupBatchsizeNumMicroBatchesCalculator` of megatron/core/num_microbatches_calculator.py
     # (core 0.16) steps from the first batch size to the last.
     _rule("ramp.words", "bad_ramp, ramp_words", lambda bad, words: bad,

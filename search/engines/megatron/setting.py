@@ -7,6 +7,7 @@ this word. Other names are in `NUMBERS` and `FACTS`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -149,10 +150,35 @@ def _etp(s: Setting) -> int | None:
 
 
 def _batch(s: Setting) -> int | None:
+    steps = batch_steps(s.list(STEPS))
+    if steps:
+        return steps[-1]
     tp, pp, cp, micro = (s.value(name) for name in ("tp", "pp", "cp", "micro_batch"))
     if None in (tp, pp, cp, micro):
         return s.number("global-batch-size", None)
     return s.number("global-batch-size", max(micro * (s.world // (tp * pp * cp)), 1))
+
+
+STEPS = "step-batch-size-schedule"
+"""Argument with the batch sizes of a training by tokens."""
+_STEP = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?):([0-9]{1,12})")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def batch_steps(words: Sequence[str]) -> tuple[int, ...]:
+    """Return the global batch sizes of `--step-batch-size-schedule`, in the order of training.
+
+    words : value of the argument, `THRESHOLD:BATCH` with thresholds in tokens from 0 on, such as
+        `0:768 250B:1536`. Empty if it is not given or invalid.
+
+    Source: `StepBatchsizeNumMicroBatchesCalculator` of megatron/core/num_microbatches_calculator.py
+    (main of August 2026).
+    """
+    found = [_STEP.fullmatch(word.upper()) for word in " ".join(words).replace(",", " ").split()]
+    steps = sorted((float(one[1]) * _UNITS[one[2]], int(one[3])) for one in found if one)
+    starts = [start for start, _ in steps]
+    rising = starts[:1] == [0.0] and len({*starts}) == len(starts) == len(found)
+    return tuple(size for _, size in steps) if rising and all(size for _, size in steps) else ()
 
 
 def _chunks(s: Setting) -> int | None:
@@ -279,6 +305,9 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "group": lambda s: s.number(
         "microbatch-group-size-per-virtual-pipeline-stage", s.value("pp")),
     "ramp_words": lambda s: shortened(" ".join(s.list("rampup-batch-size"))),
+    "bad_steps": lambda s: s.has(STEPS) and not batch_steps(s.list(STEPS)),
+    "steps_words": lambda s: " ".join(s.list(STEPS)),
+    "first_step": lambda s: next(iter(batch_steps(s.list(STEPS))), None),
     "bad_ramp": lambda s: s.has("rampup-batch-size") and ramp_start(s) is None,
     "ramp_start": ramp_start,
     "ramp_step": ramp(1),

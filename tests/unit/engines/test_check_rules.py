@@ -196,6 +196,11 @@ FULL = {
         (DENSE, {"use_torch_fsdp2": True, "pipeline_model_parallel_size": 1,
                  "use_distributed_optimizer": None}, "needs --no-gradient-accumulation-fusion"),
         # 64 sequences on 8 data ranks
+        (DENSE, {"step_batch_size_schedule": "0:32 2B:64"}, "excludes --global-batch-size"),
+        (DENSE, {"step_batch_size_schedule": "1B:32 2B:64", "global_batch_size": None},
+         "with thresholds from 0 on"),
+        (DENSE, {"step_batch_size_schedule": "0:32 2B:64", "global_batch_size": None,
+                 "decrease_batch_size_if_needed": True}, "excludes --decrease-batch-size"),
         (DENSE, {**SAMPLES, "rampup_batch_size": [16, 16]}, "needs a first batch, an increment"),
         (DENSE, {**SAMPLES, "rampup_batch_size": "16 0 100"}, "needs a first batch, an increment"),
         (DENSE, {**SAMPLES, "rampup_batch_size": [128, 16, 100]}, "begins with 128, above"),
@@ -570,3 +575,13 @@ def test_settings_have_the_environment_that_they_need(
     found = [one.text for one in file.findings if "CONNECT" in one.text or "NVTE" in one.text]
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
+
+
+@pytest.mark.parametrize("steps", ["0:64 250B:384", "250b:384,0:64", "0:384"])
+def test_a_schedule_of_batches_is_priced_at_its_last(steps: str, tmp_path: Path) -> None:
+    """As with a ramp-up, the finding names the first batch if it is another one."""
+    file = checked(tmp_path, DENSE, global_batch_size=None, step_batch_size_schedule=steps)
+    assert file.run is not None
+    assert file.run.strategy.global_batch == 384
+    said = [one.values["start"] for one in file.findings if one.id == "megatron.ramp"]
+    assert said == ([64] if "64" in steps else [])
