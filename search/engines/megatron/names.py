@@ -536,14 +536,15 @@ def _edits(one: str, other: str, most: int) -> int:
 OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
     (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
-    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
-    (("binary-head", "bert-no-binary-head"), "a BERT model"),
-    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
+    # LLaVA has the arguments of T5, too.
     (
         ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
          "vision-pretraining"),
         "a multimodal model",
     ),
+    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
+    (("binary-head", "bert-no-binary-head"), "a BERT model"),
+    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
     (("flextron",), "an elastic model"),
     (
         ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),

@@ -294,6 +294,7 @@ def test_the_vocabulary_follows_from_the_tokenizer() -> None:
         ({"--decoder-seq-length": 512}, "belongs to a T5 model"),
         ({"--tokenizer-type": "BertWordPieceCase"}, "belongs to a BERT model"),
         ({"--img-h": 336}, "belongs to a multimodal model"),
+        ({"--decoder-seq-length": 512, "--img-h": 336}, "belongs to a multimodal model"),
         ({"--spec": "[some.module spec]"}, "names unknown layers"),
         ({"--perform-rl-step": True}, "keeps a second model"),
         ({"--cuda-graph-impl": "local"}, "CUDA"),
