@@ -300,7 +300,7 @@ def test_the_vocabulary_follows_from_the_tokenizer() -> None:
         ({"--cuda-graph-impl": "local"}, "CUDA"),
         ({"--fine-grained-activation-offloading": True}, "attn_norm"),
         ({"--fine-grained-activation-offloading": True, "--offload-modules": "mlp"}, "got mlp"),
-        ({"--delta-offload-bytes-across-pp-ranks": 1}, "stages offload different bytes"),
+        ({"--delta-offload-bytes-across-pp-ranks": 1024}, "stages offload different bytes"),
         ({"--optimizer": "sgd"}, "sgd"),
         ({"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim"}, "is not"),
         ({"--position-embedding-type": "mrope"}, "mrope is not priced"),
