@@ -329,7 +329,7 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command, size = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
-        if command.needs_arguments:
+        if command.needs_arguments and ".py" in text:
             raise DocumentError(
                 path,
                 "starts nothing without its arguments",

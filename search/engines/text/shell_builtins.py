@@ -219,6 +219,8 @@ class Builtins(Expansion):
                 continue
             variable = shell.variables.get(name)
             if variable is None:
+                self.assigned.add(name)
+                self.removed.add(name)
                 if "v" not in flags:
                     shell.functions.pop(name, None)
                 continue
@@ -227,6 +229,7 @@ class Builtins(Expansion):
             if index is None:
                 del shell.variables[name]
                 self.assigned.add(name)
+                self.removed.add(name)
                 continue
             key = None if index in ("@", "*") else self._key(shell, variable, index)
             if key is None:
@@ -449,7 +452,7 @@ class Builtins(Expansion):
             name, words = words[1], words[2:]
         words = words[1:] if words[:1] == ["--"] else words
         text = printf_text(words[0], words[1:]) if words else None
-        if text is None and "e" in shell.options:
+        if text is None and "e" in shell.options and not any(map(is_open, words)):
             raise self.refuse("what `printf` prints and returns")
         if not name:
             if text is None:
@@ -510,7 +513,8 @@ class Builtins(Expansion):
         return self.write((head or ("/" if slash or words[0][:1] == "/" else ".")) + "\n")
 
     def _expr(self, shell: Shell, words: list[str]) -> int | None:
-        if len(words) != 3 or words[1] not in ("+", "-", "*", "/", "%"):
+        terms = all(is_open(word) or re.fullmatch("-?[0-9]{1,18}", word) for word in words[::2])
+        if len(words) % 2 == 0 or not terms or not {*words[1::2]} <= {"+", "-", "*", "/", "%"}:
             self.sink.unread = True
             return None
         value = self.sum(shell, " ".join(words))

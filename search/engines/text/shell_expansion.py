@@ -34,6 +34,8 @@ class Words:
         """Line of the current statement."""
         self.assigned: set[str] = set()
         """Names that the script assigns in any branch."""
+        self.removed: set[str] = set()
+        """Names that `unset` removed."""
         self.taken: dict[str, None] = {}
         """Unset variables without default, assumed empty in conditions."""
         self.empty: dict[str, None] = {}
@@ -73,7 +75,12 @@ class Words:
         return self.holes.character(Hole(written, refused=f"`{written[:60]}`", line=self.line))
 
     def refuse(self, what: str) -> DocumentError:
-        return refusal(self.path, self.line, self.holes.shown(what))
+        remedy = "Write the value"
+        if "`set -u`" in what:
+            remedy = "Give it with --env"
+        elif self.needs_arguments:
+            remedy = f"Add --args with the {self.needs_arguments} arguments of the script"
+        return refusal(self.path, self.line, self.holes.shown(what), remedy)
 
     # ----------------------------------------------------------------------------------------------
     # Words.

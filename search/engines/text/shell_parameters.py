@@ -352,7 +352,7 @@ class Expansion(Words):
         if has and value is not None:
             return [value], False
         if operator[-1] == "?":
-            if value is not None or name in self.assigned or (name.isdigit() and shell.told):
+            if value is not None or name in self.removed or (name.isdigit() and shell.told):
                 raise self.refuse(f"{written}, which ends the script,")
             return [self.hole(written)], False
         if name.isdigit() and not shell.told:
@@ -435,7 +435,7 @@ class Expansion(Words):
         self, shell: Shell, text: str, piece: Piece
     ) -> tuple[Sequence[str], bool | None]:
         """Return the expanded text after an operator such as `:-`."""
-        if piece.quoted and '"' in text and re.search(r"\{.*[,.]", text):
+        if piece.quoted and '"' in text and re.search(r"(?<!\$)\{[^}]*(,|\.\.)", text):
             return [self.unread(piece.text)], False  # braces between inner quotes
         word = _operand(text, self.path, piece.quoted)
         if not piece.quoted and any(p.quoted for p in word.pieces):
@@ -627,7 +627,7 @@ class _Sums:
     def value_of(self, name: str, index: str | None) -> str:
         own = self._expansion
         found = own._named(self._shell, name, index)
-        if found is None and "u" in self._shell.options:
+        if found is None and "u" in self._shell.options and name not in OF_BASH:
             raise own.refuse(f"{name}, which may be unset with `set -u`,")
         known = name in own.assigned or name in self._shell.variables
         # A name assigned in another branch is 0; an environment variable is open.

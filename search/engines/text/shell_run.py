@@ -408,7 +408,7 @@ class Statements(Builtins):
                 return self._left(shell, frame, None)
             if (tested != 0) != loop.until:
                 return self._left(shell, frame, status)
-            before = {**shell.variables}
+            before = self._progress(shell)
             self._loops.append(frame)
             try:
                 if not self._round(shell, loop.body):
@@ -418,11 +418,22 @@ class Statements(Builtins):
             status = shell.status
             if loop.step.strip():
                 self.sum(shell, loop.step)
-            if frame.breaks and before == shell.variables:
+            if not frame.breaks and not loop.step.strip() and before == self._progress(shell):
+                if shell.found is None:
+                    problem = f"line {loop.line}: this loop does not end"
+                    raise DocumentError(self.path, problem, remedy="Give the script that launches")
+                raise Exit("exit")
+            if frame.breaks and before == self._progress(shell):
                 # Nothing changes until a command of the machine ends the loop.
                 self._merge(shell, frame.breaks, frame.why)
                 return None
             self.budget.step()
+
+    def _progress(self, shell: Shell) -> tuple[object, ...]:
+        """Return what the rounds of a loop change; a round that changes nothing repeats for ever."""
+        at = self.input.at if self.input is not None else 0
+        state = ({**shell.variables}, [*shell.given], shell.option_at, shell.options)
+        return (*state, {**shell.functions}, {**shell.traps}, at)
 
     def _open_loop(self, shell: Shell, body: Body, why: str, name: str | None) -> int | None:
         """Run a loop with an unknown number of rounds; what a round changes is open after it."""

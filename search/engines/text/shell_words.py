@@ -41,10 +41,9 @@ _ESCAPE = re.compile(
 _ESCAPED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 
 
-def refusal(path: str, line: int, what: str) -> DocumentError:
+def refusal(path: str, line: int, what: str, remedy: str = "Write the value") -> DocumentError:
     """Return the error for a construct of bash that is not interpreted."""
     shown = " ".join(what.split())
-    remedy = "Give it with --env" if "`set -u`" in shown else "Write the value"
     return DocumentError(path, f"line {line}: {shown} is not read", remedy=remedy)
 
 
