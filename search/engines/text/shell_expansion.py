@@ -192,8 +192,9 @@ class Words:
 
     def _plain_list(self, shell: Shell, items: Sequence[str], piece: Piece) -> None:
         """Refuse an unquoted list where IFS decides about empty items and joins."""
-        if not all(items) or (self._ifs(shell) == "" and not piece.text.endswith(("[@]}", "$@"))):
-            raise self.refuse(f"{piece.text} with this IFS")
+        written = piece.text
+        if not all(items) or (self._ifs(shell) == "" and not written.endswith(("[@]}", "$@"))):
+            raise self.refuse(f"{written} with this IFS")
 
     def _globbed(self, shell: Shell, text: str) -> str:
         """Return a word with a pattern of files: as written, as where none matches."""

@@ -430,7 +430,7 @@ class Statements(Builtins):
             self.budget.step()
 
     def _progress(self, shell: Shell) -> tuple[object, ...]:
-        """Return what the rounds of a loop change; a round that changes nothing repeats for ever."""
+        """Return what a round of a loop can change; one that changes nothing repeats for ever."""
         at = self.input.at if self.input is not None else 0
         state = ({**shell.variables}, [*shell.given], shell.option_at, shell.options)
         return (*state, {**shell.functions}, {**shell.traps}, at)
@@ -539,7 +539,7 @@ class Statements(Builtins):
             ends.add(input_.at if input_ is not None else 0)
         if len(ends) > 1:
             raise self.refuse(f"`read` under {why}")
-        if all(one.known and one.text == outputs[0].text for one in outputs):
+        if all(one.known and one.parts == outputs[0].parts for one in outputs):
             sink.parts.append(outputs[0].text)
         else:
             sink.known = False

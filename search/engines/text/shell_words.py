@@ -474,7 +474,7 @@ def closing(text: str, start: int) -> int:
 
 def _tilded(pieces: list[Piece]) -> tuple[Piece, ...]:
     """Return the pieces of a word, with `~` that bash expands as pieces of their own."""
-    if not any("~" in piece.text for piece in pieces if not piece.quoted and piece.kind == "text"):
+    if "~" not in plain_text(pieces):
         return tuple(pieces)
     done = list[Piece]()
     value = ASSIGNMENT.match(plain_text(pieces)) is not None
