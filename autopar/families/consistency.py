@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.errors import DocumentError
-from autopar.run.model import MOST_EXPERTS, MOST_LAYERS, MOST_TYPES, LayerSpec, ModelSpec
+from autopar.run.model import (
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    MOST_PARAMETERS,
+    MOST_TYPES,
+    LayerSpec,
+    ModelSpec,
+    parameter_count,
+)
 
 
 def is_ratio(value: object) -> bool:
@@ -31,13 +39,22 @@ _NEEDS = {
 
 
 def checked_model(path: Path, spec: ModelSpec) -> ModelSpec:
-    """Return the model unchanged; raises DocumentError for too many layer types or layers."""
+    """Return the model unchanged; raises DocumentError for too many layers or parameters."""
     if len(spec.layers) > MOST_TYPES:
         raise DocumentError(
             path, f"has {len(spec.layers)} layer types, expected at most {MOST_TYPES}"
         )
     if spec.num_layers > MOST_LAYERS:
         raise DocumentError(path, f"has {spec.num_layers} layers, expected at most {MOST_LAYERS}")
+    parameters = (spec.vocab_size or 0) * spec.layers[0].hidden_size + sum(
+        layer.num_layers * parameter_count(layer)
+        for layer in spec.layers
+        if layer.num_heads is not None and layer.ffn_hidden_size is not None
+    )
+    if parameters > MOST_PARAMETERS:
+        raise DocumentError(
+            path, f"has {parameters:.2g} parameters, expected at most {MOST_PARAMETERS:.0e}"
+        )
     return spec
 
 

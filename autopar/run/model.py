@@ -24,6 +24,8 @@ MOST_SIZE = 10**9
 MOST_TYPES = 64
 MOST_EXPERTS = 4096
 """Largest number of layer types, and of experts of a layer; prices count them one by one."""
+MOST_PARAMETERS = 10**15
+"""Largest number of parameters; the planner counts bytes in integers of 56 bits."""
 
 _Size = Annotated[int, whole_number(1, MOST_SIZE)]
 _SizeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]

@@ -397,7 +397,7 @@ def launch_document(answer: Launches, request: Mapping[str, Any]) -> LaunchDocum
         version=1,
         autopar=__version__,
         status="optimal" if launch else "infeasible",
-        request={name: request[name] for name in sorted(request)},
+        request=dict[str, Any](sorted(request.items())),
         model=question.spec.name,
         hardware=cluster_of(question),
         seq_length=question.job.seq,

@@ -85,6 +85,7 @@ def test_values_at_the_limits_are_read(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"num_experts": 10_000_000}, "the value is 10000000, expected at most 4096"),
+        ({"hidden_size": 10**9}, "parameters, expected at most 1e+15"),
         ({"num_layers": 10_000_000}, "expected a whole number from 1 to 10000"),
     ],
 )
