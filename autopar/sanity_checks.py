@@ -180,7 +180,8 @@ def _broken(cells: Sequence[CurvePoint], law: GrowthLaw) -> list[tuple[int, int,
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
         if a.x == b.x:
             continue
-        ratio, growth = math.log(b.x / a.x), math.log(b.y / a.y)
+        # A quotient of times may be too small for a number.
+        ratio, growth = math.log(b.x / a.x), math.log(b.y) - math.log(a.y)
         beyond = max(law.least * ratio - growth, growth - law.most * ratio)
         if beyond > math.log(law.slack):
             found.append((i, j, beyond))

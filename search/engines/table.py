@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from autopar.documents.checks import kind_of
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError
+from autopar.records import shorten
 from search.engines.engine import Engine, function_of, value_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from search.engines.space import EngineSpace
     from search.engines.text import Configuration
 
+
+class _HasName(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Named = TypeVar("_Named", bound=_HasName)
 ALIKE = 0.005
 """Median relative difference of step times between the planner and the uniform search for one plan
 (docs/concepts/closed-form.md). A per-layer plan must be faster by more than this fraction."""
@@ -92,8 +100,8 @@ WRITERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.write is not
 
 
 def engine_named(name: str) -> Engine:
-    """Return the engine with a name of ENGINES; raises StopIteration for another name."""
-    return next(one for one in ENGINES if one.name == name)
+    """Return the engine with a name of ENGINES; raises InputError for another name."""
+    return _with_name(name, ENGINES)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -116,8 +124,19 @@ def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:
 
 
 def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:
-    """Return the space of the eager or compiled variant of an engine, by its name."""
-    return next(one for one in _variants() if one.name == name and one.compiled == compiled)
+    """Return the space of the eager or compiled variant of an engine, by its name.
+
+    Raises InputError for another name.
+    """
+    return _with_name(name, [one for one in _variants() if one.compiled == compiled])
+
+
+def _with_name(name: str, known: Sequence[_Named]) -> _Named:
+    found = next((one for one in known if one.name == name), None)
+    if found is None:
+        names = _listed([one.name for one in known])
+        raise InputError(f"engine: expected {names}, got {shorten(name)}")
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -431,7 +431,7 @@ def is_wrong_type(run: Run) -> bool:
 _WRONG_VALUES = frozenset(repr(one) for one in WRONG if one is not None)
 
 
-def ignored(run: Callable[[str | None], Done], done: Done) -> bool:
+def ignored(run: Callable[[str], Done], done: Done) -> bool:
     """Return True if a command passes over a value of a wrong type.
 
     The answer is then that without the value, although the value that belongs there changes it.

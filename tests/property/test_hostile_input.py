@@ -15,6 +15,7 @@ import pytest
 from autopar.cli import SUBCOMMANDS
 from tests.property.hostile import KINDS, Run, prepare_good
 from tests.property.hostile_runs import BAD, Done, Ended, Runner, classify, runner
+from tests.property.hostile_shapes import ignored, judged
 from tests.property.suspicious import SUSPICIOUS, Suspicion, news
 
 pytestmark = pytest.mark.whole
@@ -73,6 +74,34 @@ def test_hostile_input_is_answered(runs: Runner, kind: str) -> None:
 def test_much_hostile_input_is_answered(runs: Runner, first: int) -> None:
     """Thousands of runs; the seed selects the damage."""
     judge([runs.run(seed) for seed in range(first, first + PART)])
+
+
+def test_hostile_files_are_answered(runs: Runner) -> None:
+    """Some files of every kind, with sizes and types that no run has."""
+    judge([judged(runs, seed) for seed in range(FEW // 2)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 3 * MANY, PART))
+def test_many_hostile_files_are_answered(runs: Runner, first: int) -> None:
+    """As `python -m benchmarks.hostile_runs --runs 15000`."""
+    judge([judged(runs, seed) for seed in range(first, first + PART)])
+
+
+def test_a_value_that_is_passed_over_is_recognised() -> None:
+    """The answer is that without the value, and another one with the right value."""
+
+    def done(out: str, what: str) -> Done:
+        run = Run(seed=0, name="check", kind="shapes", what=what, arguments=())
+        ended = Ended(code=0, peak_bytes=0, wall_s=0.0, cpu_s=0.0, out=out.encode(), err=b"")
+        return Done(run=run, ended=ended, outcome="ok", detail="", folder="")
+
+    answers = {"good": done("12 s", "good"), "without": done("15 s", "good")}
+    wrong = "a.json: bf16.enabled = 7"
+    assert ignored(lambda kind: answers[kind], done("15 s", wrong))
+    assert not ignored(lambda kind: answers[kind], done("20 s", wrong))
+    assert not ignored(lambda kind: answers[kind], done("12 s", wrong))
+    assert not ignored(lambda kind: answers[kind], done("15 s", "a.json: lr = 10"))
 
 
 @pytest.mark.parametrize(

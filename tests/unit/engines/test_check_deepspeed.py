@@ -640,3 +640,28 @@ def test_a_configuration_that_is_nowhere_is_named(
         path.write_text(SCRIPT.format(nodes="", more="").replace("ds.json", name), encoding="utf-8")
         with pytest.raises(DocumentError, match="working folder"):
             read_checked(str(path), world_size=8, gpu="h100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"zero_optimization": 7}, "zero_optimization: expected an object, got 7"),
+        ({"zero_optimization": [1]}, "zero_optimization: expected an object, got [1]"),
+        ({"zero_optimization": True}, "zero_optimization is true, expected an object"),
+        ({"zero_optimization": {"stage": {}}}, "stage: expected a value, got an object"),
+        ({"zero_optimization": {"stage": {"a": 1}}}, "stage: expected a value, got an object"),
+        ({"bf16": 1}, "bf16: expected an object, got 1"),
+        ({"bf16": {"enabled": 7}}, "bf16.enabled: expected true, false or auto, got '7'"),
+        ({"optimizer": 7}, "optimizer: expected an object, got 7"),
+        ({"tensor_parallel": 3}, "tensor_parallel: expected an object, got 3"),
+    ],
+)
+def test_values_of_a_wrong_type_are_findings(
+    change: dict[str, Any], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value in place of a section is no default."""
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps({**ZERO2, **change}), encoding="utf-8")
+    options = ("--model", "gpt2-xl", "--seq-length", "1024", "--hardware", "h100:1x8")
+    check.run([str(path), *options])
+    assert problem in " ".join(capsys.readouterr().out.split())

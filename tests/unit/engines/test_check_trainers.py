@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError
 from autopar.run.run import Run
 from search.commands import check
 from search.engines import table
@@ -202,3 +202,10 @@ def test_words_of_a_command_are_kept_as_they_stand(tmp_path: Path) -> None:
         "-tp", "4", "-vp", "$VP", "model.cp=$CP", "train.steps=10", "++a.b.c=1",
     )  # fmt: skip
     assert source.notes == ("known only at run time, counted as one word each: $VP, $CP",)
+
+
+@pytest.mark.parametrize("named", [table.engine_named, table.engine_space])
+def test_an_unknown_engine_of_a_file_is_bad_input(named: Callable[[str], object]) -> None:
+    """Plan files name engines, and may be edited."""
+    with pytest.raises(InputError, match=r"engine: expected .*, got 'megatorn'"):
+        named("megatorn")
