@@ -12,6 +12,7 @@ beyond anything in them; a refused value breaks a law by a factor of ten.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -174,14 +175,18 @@ def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: GrowthLaw) -> fl
     return float(a.y * (cell.x / a.x) ** slope)
 
 
+_TINY = sys.float_info.min
+
+
 def _broken(cells: Sequence[CurvePoint], law: GrowthLaw) -> list[tuple[int, int, float]]:
     """Return the pairs that break a law by more than its slack, with the log of the excess."""
     found = []
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
         if a.x == b.x:
             continue
-        # A quotient of times may be too small for a number.
-        ratio, growth = math.log(b.x / a.x), math.log(b.y) - math.log(a.y)
+        # A time, or a quotient of times, may be too small for a number.
+        growth = math.log(max(b.y, _TINY)) - math.log(max(a.y, _TINY))
+        ratio = math.log(b.x / a.x)
         beyond = max(law.least * ratio - growth, growth - law.most * ratio)
         if beyond > math.log(law.slack):
             found.append((i, j, beyond))

@@ -349,8 +349,18 @@ def _refuse(keys: Keys) -> None:
         raise keys.unpriced("optimizer.name", f"{shorten(name)} has other optimizer states", asked)
 
 
+_FLOAT8 = frozenset({"float8", "quantize.linear.float8", "quantize.dense.float8"})
+_BLOCKS = frozenset({"mx", "quantize.linear.mx", "quantize.dense.mx"})
+"""Converters of linear layers to fp8 and to mxfp8."""
+
+
 def _converters(keys: Keys) -> frozenset[str]:
-    return frozenset(filter(None, keys.text("model.converters").replace(" ", "").split(",")))
+    """Return the converters of a job file; raises UnpricedError for one that is not priced."""
+    found = frozenset(filter(None, keys.text("model.converters").replace(" ", "").split(",")))
+    for name in sorted(found - _FLOAT8 - _BLOCKS):
+        asked = "Remove it to price the rest"
+        raise keys.unpriced("model.converters", f"{shorten(name)} is not priced", asked)
+    return found
 
 
 def _precision(keys: Keys) -> tuple[Precision, bool]:
@@ -358,8 +368,8 @@ def _precision(keys: Keys) -> tuple[Precision, bool]:
     wide = keys.choice("training.mixed_precision_param", ("bfloat16", "float32"), "bfloat16")
     converters = _converters(keys)
     old = keys.flag("float8.enable_float8_linear") or keys.flag("training.enable_float8_linear")
-    linear = bool(converters & {"float8", "quantize.linear.float8", "quantize.dense.float8"}) or old
-    blocks = bool(converters & {"mx", "quantize.linear.mx", "quantize.dense.mx"})
+    linear = bool(converters & _FLOAT8) or old
+    blocks = bool(converters & _BLOCKS)
     gathers = keys.first(
         "float8.enable_fsdp_float8_all_gather",
         "quantize.linear.float8.enable_fsdp_float8_all_gather",
