@@ -170,12 +170,14 @@ def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: GrowthLaw) -> fl
     The slope of the line is limited to the range of the law.
     """
     a, b = near
-    slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
+    slope = _growth(a, b) / math.log(b.x / a.x) if a.x != b.x else law.least
     slope = min(max(slope, law.least), law.most)
     return float(a.y * (cell.x / a.x) ** slope)
 
 
-_TINY = sys.float_info.min
+def _growth(a: CurvePoint, b: CurvePoint) -> float:
+    """Return the logarithm of the ratio of two values; a ratio of tiny times may be 0."""
+    return math.log(min(max(b.y / a.y, sys.float_info.min), sys.float_info.max))
 
 
 def _broken(cells: Sequence[CurvePoint], law: GrowthLaw) -> list[tuple[int, int, float]]:
@@ -184,8 +186,7 @@ def _broken(cells: Sequence[CurvePoint], law: GrowthLaw) -> list[tuple[int, int,
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
         if a.x == b.x:
             continue
-        # A time, or a quotient of times, may be too small for a number.
-        growth = math.log(max(b.y, _TINY)) - math.log(max(a.y, _TINY))
+        growth = _growth(a, b)
         ratio = math.log(b.x / a.x)
         beyond = max(law.least * ratio - growth, growth - law.most * ratio)
         if beyond > math.log(law.slack):
@@ -210,9 +211,7 @@ def _culprit(
 
 def _roughness(cells: Sequence[CurvePoint], law: GrowthLaw) -> float:
     """Return the roughness of a curve: changes of its log-log slope, and slopes outside the law."""
-    slopes = [
-        math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
-    ]
+    slopes = [_growth(a, b) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)]
     outside = sum(max(0.0, law.least - s, s - law.most) for s in slopes)
     return outside + sum(abs(b - a) for a, b in pairwise(slopes))
 

@@ -29,6 +29,8 @@ from autopar.records import replace
 from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.sanity_checks import (
     CurvePoint,
+    GrowthLaw,
+    contradictions,
     doubtful_bandwidths,
     doubtful_link,
     doubtful_parameters,
@@ -373,3 +375,14 @@ def test_pairs_with_a_bridge_are_not_accused() -> None:
     too_fast = doubtful_link(group(8, 5e12), None)
     assert too_fast is not None
     assert "more than any link (2000 GB/s)" in too_fast.problem
+
+
+def test_a_denormal_time_is_compared() -> None:
+    """Its ratio to another time is 0 as a number."""
+
+    def point(x: float, y: float) -> CurvePoint:
+        return CurvePoint(key=str(x), x=x, y=y, written=y, unit="s")
+
+    law = GrowthLaw(least=0.5, most=1.5, slack=2.0)
+    cells = [point(1.0, 1e-3), point(2.0, 5e-324), point(4.0, 4e-3)]
+    assert [one.key for one in contradictions(cells, law)] == ["2.0"]
