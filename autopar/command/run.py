@@ -105,7 +105,7 @@ def _lacks_threads(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.EAGAIN, errno.ENOMEM)
     # Python has no error class of its own for it.
-    return type(error) is RuntimeError and str(error) == "can't start new thread"
+    return type(error) is RuntimeError and error.args == ("can't start new thread",)
 
 
 def guarded(

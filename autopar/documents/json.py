@@ -21,7 +21,8 @@ import msgspec
 from msgspec import NODEFAULT, Meta, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
-from autopar.documents.limits import (
+from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
+from autopar.limits import (
     DEEPEST,
     MOST_DOCUMENT_BYTES,
     read_bytes,
@@ -29,7 +30,6 @@ from autopar.documents.limits import (
     refuse_many_values,
     too_many_digits,
 )
-from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
 from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 

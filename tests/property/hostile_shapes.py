@@ -428,7 +428,8 @@ def is_wrong_type(run: Run) -> bool:
     return "; " not in run.what and value in _WRONG_VALUES
 
 
-_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one is not None)
+# An empty object means nothing where a key is harmless.
+_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one not in (None, {}))
 
 
 def ignored(run: Callable[[str], Done], done: Done) -> bool:

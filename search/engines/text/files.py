@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from msgspec import field
 
 from autopar.documents.json import load_object
-from autopar.documents.limits import (
+from autopar.errors import DocumentError
+from autopar.limits import (
     DEEPEST,
     MOST_ALIASED_VALUES,
     MOST_DIGITS,
@@ -32,7 +33,6 @@ from autopar.documents.limits import (
     refuse_long_integers,
     too_many_digits,
 )
-from autopar.errors import DocumentError
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
 from search.engines.text.shell_values import Budget, Command

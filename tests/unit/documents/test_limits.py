@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.documents import catalog, limits
+from autopar import limits
+from autopar.documents import catalog
 from autopar.documents.json import load_object
 from autopar.documents.plan import RunDocument
 from autopar.documents.spec import load_spec
