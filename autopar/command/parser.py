@@ -111,7 +111,7 @@ def _option_of(word: str, known: Set[str]) -> str:
 
     if "model" in known and word in catalog.model_names():
         return f"--model {word}"
-    if "hardware" in known and re.fullmatch(r"[A-Za-z0-9._-]+:\d+x\d+", word):
+    if "hardware" in known and re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]+x[0-9]+", word):
         return f"--hardware {word}"
     return ""
 

@@ -174,7 +174,7 @@ def test_an_argument_withdraws_what_it_may_change(
     "words",
     [
         "--logging_steps 5 --save_strategy no --report_to wandb --warmup_ratio 0.03 --tf32 True",
-        "--optim adamw_torch_fused --max_grad_norm 1.0 --lr_scheduler_type cosine --seed 1",
+        "--optim adamw_torch --max_grad_norm 1.0 --lr_scheduler_type cosine --seed 1",
         "--max_steps -1 --gradient_checkpointing no --torch_compile False --bf16 yes",
         "--use_liger_kernel false --label_smoothing_factor 0.0 --torch_compile_mode default",
         "--dataset_name a/b --packing true --ddp_timeout 1800 --push_to_hub False",
@@ -242,7 +242,7 @@ def test_arguments_that_the_script_declares_are_harmless(checked: Read, tmp_path
         ("--finetuning_type full --disable_gradient_checkpointing True", ""),
         ("--bits 4 --lora_r 64 --full_finetune False --optim paged_adamw_32bit",
          ("--use_peft --load_in_4bit --lora_r 64 --lora_dropout 0.0 --gradient_checkpointing "
-         "--lora_target_modules all-linear")),
+         "--lora_target_modules all-linear --optim paged_adamw_32bit")),
     ],
 )  # fmt: skip
 def test_words_of_own_parsers_are_taken_for_those_of_trl(
