@@ -145,7 +145,8 @@ def megatron_runs(draw: st.DrawFn) -> Run:
         kernels = replace(kernels, fused_weighting=False)
     heads = one(8, 24)
     window = one(None, None, 128)
-    positions = one("learned", "rotary", "none")
+    # MTP modules of Megatron-LM have no learned positions.
+    positions = one("rotary", "none") if mtp else one("learned", "rotary", "none")
     micro, number = one(1, 4), one(1, 2, 3, 7) * pp
     low = fp8 is not None
     fp4 = gpu == "GB200" and not low and dense_kind == "bf16" and yes()

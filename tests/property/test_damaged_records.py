@@ -16,7 +16,7 @@ from msgspec import to_builtins
 import autopar.documents.strategy as strategies
 from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS, PatternDocument
-from autopar.documents.json import Fault, converted, faults, read_record
+from autopar.documents.json import MOST_ERRORS, Fault, converted, faults, read_record
 from autopar.documents.plan import PlanDocument, ResultDocument, RunDocument
 from autopar.documents.schemas import json_schemas
 from autopar.errors import DocumentError
@@ -211,7 +211,7 @@ def test_what_is_read_at_once_is_what_the_walk_reads(
 
 @pytest.mark.parametrize(("name", "kind", "content"), ALL, ids=[name for name, _, _ in ALL])
 def test_every_number_that_is_none_is_refused(name: str, kind: Any, content: Any) -> None:
-    """All numbers that are not finite are refused at once, each with its key."""
+    """Numbers that are not finite are refused at once, each with its key, up to the limit."""
     document = copy.deepcopy(content)
     numbers = [(at, key) for at, key in _places(document) if type(at[key]) is float]
     before = {key for key, _ in faults(kind, document)}
@@ -219,4 +219,4 @@ def test_every_number_that_is_none_is_refused(name: str, kind: Any, content: Any
         at[key] = math.nan
     found = {key for key, _ in faults(kind, document)} - before
     # unread content, such as options and predictions, may be anything
-    assert len(found) == len(numbers) or name in _FREE
+    assert len(found) >= min(len(numbers), MOST_ERRORS) or name in _FREE
