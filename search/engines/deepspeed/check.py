@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import load_object
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, shortened
 from autopar.records import Record, replace
 from autopar.run.rules import Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
@@ -63,9 +63,13 @@ def stack_of(run: Run | None) -> str:
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
+_CONFIGURATIONS = ("deepspeed", "deepspeed-config", "ds-config")
+"""Flags of a script that pass a configuration; without a value, the program makes it."""
+
+
 def configuration_flag(source: Configuration) -> str | None:
-    """Return the JSON file in `--deepspeed` or `--deepspeed_config` of a script, else None."""
-    for flag in ("deepspeed", "deepspeed-config"):
+    """Return the JSON file of DeepSpeed that a script passes, else None."""
+    for flag in _CONFIGURATIONS:
         for word in (source.flags or {}).get(flag, ()):
             if word.endswith(".json"):
                 return word
@@ -73,13 +77,15 @@ def configuration_flag(source: Configuration) -> str | None:
 
 
 def owns(source: Configuration) -> bool:
-    """Return True if a file is a DeepSpeed configuration or a script that passes one."""
+    """Return True if a file is a DeepSpeed configuration or a script that starts DeepSpeed."""
     document = source.document
     if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
         return True
-    flags = source.flags or {}
-    # Megatron-DeepSpeed, which has the arguments of Megatron-LM, is another engine.
-    return configuration_flag(source) is not None and "num-layers" not in flags
+    flags, command = source.flags or {}, source.command
+    if command is None or "hidden-size" in flags:
+        return False  # Megatron-DeepSpeed, which has the arguments of Megatron-LM
+    starts = any(Path(word).name == "deepspeed" for word in command.before)
+    return starts or any(flag in flags for flag in _CONFIGURATIONS)
 
 
 def script_flags(source: Configuration) -> Flags:
@@ -351,6 +357,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     notes = [*source.notes]
     if named is not None:
         document = load_object(named_file(named, source.path.parent, notes)).data
+    elif source.command is not None:
+        raise _without_file(source)
     world = world_size_of(source.path, launched_world(source), asked)
     _refuse_other_batch(source, document, asked)
     given = scripted_file(source, document, flags, world, asked, read_deepspeed)
@@ -380,6 +388,20 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         moves=_MOVES,
         written=partial(_written, given, found.run),
         spelled=_spelled,
+    )
+
+
+def _without_file(source: Configuration) -> DocumentError:
+    """Return the error for a script that passes no configuration in JSON."""
+    program = source.command.program if source.command is not None else ""
+    given = ["".join((source.flags or {}).get(flag, ())[:1]) for flag in _CONFIGURATIONS]
+    problem = f"starts DeepSpeed with the configuration that {Path(program).name} makes"
+    for name in filter(None, given):
+        problem = f"the DeepSpeed configuration is {shortened(name)}, which is no JSON file"
+    return DocumentError(
+        source.path,
+        problem,
+        remedy="Check that configuration as a .json file, with --model and --seq-length",
     )
 
 

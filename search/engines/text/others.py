@@ -36,7 +36,7 @@ _WORKER = r"(\S*/)?python[0-9.]*\s+(-\S+\s+)*"
 ENGINES: tuple[_Other, ...] = (
     _Other(
         "Megatron-DeepSpeed",
-        flags=frozenset({"zero-stage", "no-pipeline-parallel", "ds-sequence-parallel-size",
+        flags=frozenset({"no-pipeline-parallel", "ds-sequence-parallel-size",
                          "deepspeed-activation-checkpointing"}),
     ),
     _Other("ms-swift", r"(\S*/)?swift\s+(sft|pt|rlhf|infer|deploy|eval|export|rollout|sample)\b"
@@ -87,6 +87,7 @@ _PURPOSES: tuple[tuple[frozenset[str], str], ...] = (
 """Words in the name of a program that does not train, with its purpose."""
 
 
+_OF_DEEPSPEED = frozenset({"deepspeed", "deepspeed-config", "zero-stage"})
 _GENERATES = frozenset(
     {
         "num-tokens-to-generate", "prompts", "prompt-file", "incoming-requests-per-sec",
@@ -114,7 +115,8 @@ def problem_of(source: Configuration) -> str | None:
         ),
         None,
     )
-    if "num-layers" in flags and {"deepspeed", "deepspeed-config"} & flags.keys():
+    if "hidden-size" in flags and _OF_DEEPSPEED & flags.keys():
+        # Other programs of DeepSpeed have a model of Hugging Face, or a size under their own name.
         title = "Megatron-DeepSpeed"
     if title is not None:
         return _launches(title)

@@ -487,6 +487,12 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.sh", ("deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --micro-batch-size 1 "
          "--seq-length 8 --deepspeed --deepspeed_config ds.json\n"), "Megatron-DeepSpeed"),
         ("a.sh", MEGATRON + "--zero-stage 1\n", "Megatron-DeepSpeed"),
+        ("a.sh", ("deepspeed main.py --model_name_or_path llama --zero_stage 3 --deepspeed "
+         "--max_seq_len 512\n"), "configuration that main.py makes"),
+        ("a.sh", "deepspeed x/train.py --num_layers 12 --hidden_dim 8 --seq_length 8\n",
+         "configuration that train.py makes"),
+        ("a.sh", "torchrun train.py --deepspeed $CONFIG --model_name_or_path x\n",
+         "$CONFIG, which is no JSON file"),
         ("a.sh", "NPROC_PER_NODE=8 megatron sft \\\n  --load x --micro_batch_size 2\n", "ms-swift"),
         ("a.sh", "CUDA_VISIBLE_DEVICES=0 swift rlhf --model x\n", "ms-swift"),
         ("a.sh", "deepspeed --module openrlhf.cli.train_sft --max_len 2048\n", "OpenRLHF"),
@@ -522,6 +528,18 @@ def test_other_launches_are_named(
     path.write_text(text, encoding="utf-8")
     assert check.run([str(path), "--hardware", "h100:1x8"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_deepspeed_with_words_of_the_program_is_deepspeed(checked: Read) -> None:
+    """Its own `--num_layers` and `--seq_length` are those of no Megatron."""
+    for flag in ("deepspeed_config", "ds_config"):
+        file = checked(
+            f"deepspeed --num_gpus 2 train.py --{flag} ds.json --model_name llama-2-7b "
+            "--num_layers 12 --hidden_dim 8 --seq_length 512 --batch_size 4\n"
+        )
+        assert (file.trainer, file.world_size) == ("DeepSpeed", 2)
+        assert not [one for one in file.findings if one.kind == "illegal"]
+        assert _withdrawn(file).keys() == BOTH
 
 
 @pytest.mark.parametrize(
