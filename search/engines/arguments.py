@@ -21,6 +21,10 @@ class UnpricedError(DocumentError):
     """Error for a run that may be valid, but whose time or memory cannot be estimated."""
 
 
+class MissingError(DocumentError):
+    """Error for an argument that a run needs and its file does not contain."""
+
+
 BOTH: tuple[Estimate, ...] = ("memory", "time")
 """Estimates that an argument of unknown effect may change."""
 _OFF = ("", "0", "0.0", "-1", "false", "no", "none", "null", "auto")
@@ -86,8 +90,12 @@ class LaunchArguments(Record):
     """Flags that were looked up; the methods below fill it."""
 
     def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the error for a flag with an invalid or missing value."""
+        """Return the error for a flag with an invalid value."""
         return DocumentError(self.source, problem, key=f"--{flag}", remedy=remedy)
+
+    def missing(self, flag: str, remedy: str) -> MissingError:
+        """Return the error for a flag that is needed and not given."""
+        return MissingError(self.source, "is missing", key=f"--{flag}", remedy=remedy)
 
     def unpriced(self, flag: str, problem: str, remedy: str) -> UnpricedError:
         """Return the error for a valid flag whose effect on time or memory cannot be estimated."""
@@ -135,11 +143,11 @@ class LaunchArguments(Record):
         most : maximum value.
         digits : maximum number of digits.
 
-        Raises DocumentError for a missing or invalid value, or UnpricedError for a shell variable.
+        Raises MissingError, DocumentError for an invalid value, UnpricedError for a shell variable.
         """
         if not self.has(flag):
             if default is None:
-                raise self.fail(flag, "is missing", "Add it")
+                raise self.missing(flag, "Add it")
             return default
         found = self._whole(flag, self.text(flag), digits)
         if most is not None and found > most:

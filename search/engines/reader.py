@@ -15,7 +15,7 @@ from autopar.records import Record, replace
 from autopar.run.rules import Estimate, Notice, RuleError, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import PrecisionKind
-from search.engines.arguments import BOTH, Ignored, UnpricedError
+from search.engines.arguments import BOTH, Ignored, MissingError, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadRun
 
@@ -202,6 +202,10 @@ class ReadResult(Record):
     """Finding of kind `not priced`: reason why a possibly valid run has no estimate; else None."""
 
 
+MISSING = "read.missing"
+"""Id of the finding that an argument is needed and not given."""
+
+
 def attempt(read: Callable[[], ReadRun]) -> ReadResult:
     """Return the result of `read`, with UnpricedError, RuleError and InputError as findings."""
     try:
@@ -218,7 +222,8 @@ def attempt(read: Callable[[], ReadRun]) -> ReadResult:
         return ReadResult(problems=error.broken)
     except DocumentError as error:
         text = "{key}: {problem}" if error.key else "{problem}"
-        one = notice("read.key", "illegal", text, key=error.key, problem=error.problem)
+        name = MISSING if isinstance(error, MissingError) else "read.key"
+        one = notice(name, "illegal", text, key=error.key, problem=error.problem)
         return ReadResult(problems=(one,))
     except InputError as error:
         return ReadResult(

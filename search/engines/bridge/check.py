@@ -19,6 +19,7 @@ from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
+    SIZES,
     BridgeFile,
     GivenSetting,
     flags_of_settings,
@@ -34,6 +35,7 @@ from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
 from search.engines.megatron.rules import OF_ARGUMENTS, broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
+    MISSING,
     CheckedFile,
     CheckOptions,
     ReadResult,
@@ -116,14 +118,21 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     found, said = ReadResult(), list[Notice]()
     if file.unpriced is not None:
         said.append(replace(_fact("unpriced", "not priced", file.unpriced), withdraws=BOTH))
-    elif file.recipe.model is None and "model.num_layers" not in settings:
-        # Neither the file nor a known recipe defines the sizes of the model.
-        text = f"sizes of the model of {file.recipe.name} unknown: add model.num_layers, "
-        text += "model.hidden_size and the others, or name a recipe that is known"
-        said.append(replace(_fact("sizes", "not priced", text), withdraws=BOTH))
     else:
-        found = place.read(settings)
-        said += _findings(file, settings, place, found)
+        # A known recipe has all sizes. Others are in Python, or in a file that this one changes.
+        named = file.recipe.model is not None
+        missing = [] if named else [key for key in SIZES if key not in settings]
+        if not missing:
+            found = place.read(settings)
+            wanted = [one.values["key"] for one in found.problems if one.id == MISSING]
+            missing = [] if named else [_worded(file, settings, str(flag)) for flag in wanted]
+        if missing:
+            text = f"sizes of the model of {file.recipe.name} unknown: add {', '.join(missing)} "
+            text += "and the others, or name a recipe that is known"
+            said.append(replace(_fact("sizes", "not priced", text), withdraws=BOTH))
+            found = ReadResult()
+        if not missing or file.is_whole:
+            said += _findings(file, settings, place, found)
     said += unread("bridge", ignored, partial(_line, file), _meant)
     said += read_notes((*file.notes, *_of_device(file, asked)))
     return CheckedFile(

@@ -140,6 +140,8 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
+SIZES = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
+"""Sizes of a model that have no default."""
 _LENGTH = "model.seq_length"
 _VP = "model.virtual_pipeline_model_parallel_size"
 _LAYOUT = "model.pipeline_model_parallel_layout"
@@ -325,14 +327,15 @@ def _document(source: Configuration) -> BridgeFile:
         given += _dotted(key, value, _shown(value))
     whole = _is_whole(source.document)
     notes = list[str](source.notes)
-    sizes = {"model.num_layers", "model.hidden_size", "model.num_attention_heads"}
-    if whole or sizes <= {key for one in given for key in one.settings}:
+    if whole or {*SIZES} <= {key for one in given for key in one.settings}:
         recipe = Recipe(name="the file", model=None, kind="library", settings=_UNNAMED)
     else:
         stem = re.sub(r"\W", "_", source.path.stem.lower())
         recipe = named_recipe(re.sub(r"_(llm_)?pretrain.*", "", stem) + "_pretrain_config")
-        if recipe.model is not None:
+        if recipe.settings:
             notes.append(f"recipe from the name of the file: {recipe.name}")
+        else:
+            recipe = Recipe(name="the file", model=None, kind="library", settings={})
     return BridgeFile(
         recipe=recipe,
         given=tuple(given),

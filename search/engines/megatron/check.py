@@ -14,7 +14,7 @@ from autopar.errors import InputError, shortened
 from autopar.records import Record, replace, shorten
 from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, run_with_split
-from search.engines.arguments import variables_of, words_of
+from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.changes import Changes, changed_words, changes_of
 from search.engines.megatron.findings import findings_of, spelled
 from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
@@ -145,6 +145,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         )
         for given in underscored(source)
     ]
+    if source.command is not None and not source.command.program:
+        said = tuple(map(_of_a_part, said))
     said = (*wrong, *spelt, *said)
     texts = (*left_out.values(), *source.notes, *unread_parts(source))
     # The text of a variable may span several lines.
@@ -169,6 +171,13 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         written=partial(_written, whole, found.run),
         spelled=spelled,
     )
+
+
+def _of_a_part(one: Notice) -> Notice:
+    """Return a finding on an array of arguments: what it misses may be in the launch command."""
+    if one.kind != "illegal" or not {"missing", "needs"} & {*one.id.split(".")}:
+        return one
+    return replace(one, kind="not priced", withdraws=BOTH)
 
 
 def _written(whole: MegatronWords, before: Run | None, after: Run) -> Changes | None:

@@ -519,7 +519,7 @@ def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
     method = words.choice("recompute-method", ("", "uniform", "block"), "")
     if kind == "full":
         if not method:
-            raise words.fail("recompute-method", "is missing", "Add uniform or block")
+            raise words.missing("recompute-method", "Add uniform or block")
         if method == "block":
             return recomputing(strategy, "full", first=number)
         return recomputing(strategy, "full", unit=number)
@@ -553,7 +553,7 @@ def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
             f"expected {', '.join(OFFLOADED)}, got {shortened(sorted(unknown)[0])}",
         )
     if fine and not modules:
-        raise words.fail("offload-modules", "is missing", f"Add some of {', '.join(OFFLOADED)}")
+        raise words.missing("offload-modules", f"Add some of {', '.join(OFFLOADED)}")
     return cast("frozenset[OffloadModule]", frozenset(modules))
 
 

@@ -56,7 +56,10 @@ ENGINES: tuple[_Other, ...] = (
                       "system.tensor_model_parallel_size model",
                       "system.checkpoint model.num_layers")),
     _Other("Primus", r"(\S*/)?primus-cli\b|(\S*/)?primus/(cli/main|train)\.py",
-           keys=_keys("modules.pre_trainer", "modules.post_trainer", "modules.sft_trainer")),
+           keys=_keys("modules.pre_trainer", "modules.post_trainer", "modules.sft_trainer",
+                      *(f"{name} {size}" for name in ("extends", "bases")
+                        for size in ("num_layers", "hidden_size", "seq_length", "model_type",
+                                     "train_iters", "tokenizer_type")))),
     _Other("LLaMA-Factory's launcher", r"(\S*/)?(llamafactory-cli|lmf)\b",
            keys=_keys("model_name_or_path finetuning_type", "model_name_or_path stage template")),
     _Other("axolotl", r"(\S*/)?axolotl\s+\w+|axolotl\.cli\b.*",

@@ -43,6 +43,31 @@ from tests.bridge_cases import (
 # What a file says.
 
 
+@pytest.mark.parametrize(
+    ("name", "document", "asked"),
+    [
+        # A recipe that fine-tunes, no recipe at all, and files without some of the sizes.
+        ("llama32_1b_finetune", {}, "model.num_layers, model.hidden_size"),
+        ("llama3_8b_sft", {"peft": {"dim": 8}}, "model.num_layers, model.hidden_size"),
+        ("my_run", {"model": {"seq_length": 8, "num_layers": 3}}, "add model.hidden_size"),
+        ("my_run", {"model": {"tensor_model_parallel_size": 2, "num_layers": 3,
+                              "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 8}},
+         "add model.seq_length"),
+    ],
+)  # fmt: skip
+def test_sizes_that_a_file_does_not_have_are_not_illegal(
+    name: str, document: dict[str, Any], asked: str, tmp_path: Path
+) -> None:
+    plain = {"train": {"global_batch_size": 128, "micro_batch_size": 2}}
+    file = overrides(tmp_path, plain | document, name=name, gpus=8)
+    (found,) = (one for one in file.findings if one.id == "bridge.sizes")
+    assert (found.kind, {*found.withdraws}) == ("not priced", {"memory", "time"})
+    assert "the file" in found.text
+    assert asked in found.text
+    assert not [one for one in file.findings if one.kind == "illegal"]
+    assert file.run is None
+
+
 def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
     """Arguments, overrides of Hydra and a YAML file of them are one launch."""
     plain = recipe_run(

@@ -509,6 +509,8 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.yaml", ("system:\n  checkpoint:\n    save_interval: 5\nmodel:\n  num_layers: 24\n"
          "  hidden_size: 2048\n"), "FlagScale"),
         ("a.yaml", "actor_rollout_ref:\n  model:\n    path: x\n", "verl"),
+        ("a.yaml", "extends:\n  - base.yaml\nnum_layers: 2\nhidden_size: 8\n", "Primus"),
+        ("a.yaml", "bases: [base.yaml]\nhidden_size: 8\nseq_length: 8\n", "Primus"),
         ("a.yaml", "model_name_or_path: x\nfinetuning_type: lora\n", "LLaMA-Factory"),
         ("a.yaml", "base_model: x\nadapter: lora\n", "axolotl"),
         ("a.sh", ("torchrun tools/run_text_generation_server.py --num-layers 2 --hidden-size 8 "
@@ -528,6 +530,19 @@ def test_other_launches_are_named(
     path.write_text(text, encoding="utf-8")
     assert check.run([str(path), "--hardware", "h100:1x8"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_an_array_misses_is_not_illegal(checked: Read) -> None:
+    """A script that others source: the rest is in their launch command."""
+    array = "MODEL_ARGS=(--num-layers 24 --hidden-size 2048 --num-attention-heads 16 {})\n"
+    full = "--micro-batch-size 1 --max-position-embeddings 8 --recompute-granularity full"
+    for words in ("", "--seq-length 8", "--seq-length 8 --micro-batch-size 1",
+                  f"--seq-length 8 --vocab-size 8 {full}"):  # fmt: skip
+        file = checked(array.format(words), world_size=8)
+        assert not [one for one in file.findings if one.kind == "illegal"]
+        assert _withdrawn(file).keys() == BOTH
+        said = checked(f"torchrun pretrain_gpt.py {array[12:-2].format(words)}\n", world_size=8)
+        assert any(one.kind == "illegal" for one in said.findings)
 
 
 def test_deepspeed_with_words_of_the_program_is_deepspeed(checked: Read) -> None:
