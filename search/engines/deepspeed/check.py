@@ -63,13 +63,13 @@ def stack_of(run: Run | None) -> str:
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
-_CONFIGURATIONS = ("deepspeed", "deepspeed-config", "ds-config")
+CONFIGURATIONS = ("deepspeed", "deepspeed-config", "ds-config")
 """Flags of a script that pass a configuration; without a value, the program makes it."""
 
 
 def configuration_flag(source: Configuration) -> str | None:
     """Return the JSON file of DeepSpeed that a script passes, else None."""
-    for flag in _CONFIGURATIONS:
+    for flag in CONFIGURATIONS:
         for word in (source.flags or {}).get(flag, ()):
             if word.endswith(".json"):
                 return word
@@ -85,7 +85,7 @@ def owns(source: Configuration) -> bool:
     if command is None or "hidden-size" in flags:
         return False  # Megatron-DeepSpeed, which has the arguments of Megatron-LM
     starts = any(Path(word).name == "deepspeed" for word in command.before)
-    return starts or any(flag in flags for flag in _CONFIGURATIONS)
+    return starts or any(flag in flags for flag in CONFIGURATIONS)
 
 
 def script_flags(source: Configuration) -> Flags:
@@ -394,7 +394,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 def _without_file(source: Configuration) -> DocumentError:
     """Return the error for a script that passes no configuration in JSON."""
     program = source.command.program if source.command is not None else ""
-    given = ["".join((source.flags or {}).get(flag, ())[:1]) for flag in _CONFIGURATIONS]
+    given = ["".join((source.flags or {}).get(flag, ())[:1]) for flag in CONFIGURATIONS]
     problem = f"starts DeepSpeed with the configuration that {Path(program).name} makes"
     for name in filter(None, given):
         problem = f"the DeepSpeed configuration is {shortened(name)}, which is no JSON file"

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import DocumentError, InputError
+from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
 from search.engines.arguments import spelled_variable
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
+    CONFIGURATIONS,
     ScriptedFile,
     broken_of_deepspeed,
-    configuration_flag,
     idle_of_deepspeed,
     launched_world,
     open_words,
@@ -32,8 +31,15 @@ from search.engines.deepspeed.check import (
     scripted_file,
     stack_of,
 )
-from search.engines.huggingface.read import deepspeed_document, launched, read_accelerate
+from search.engines.huggingface.read import (
+    TRAINER_FSDP,
+    deepspeed_document,
+    launched,
+    read_accelerate,
+    trainer_document,
+)
 from search.engines.huggingface.rules import FILE, grid_values
+from search.engines.huggingface.script import MODELS
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
@@ -53,10 +59,20 @@ _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forwa
 """Keys of FSDP version 1 without effect in version 2."""
 
 
+def _starter(source: Configuration) -> str | None:
+    """Return the launcher of a script, `accelerate` or `torchrun`; None for another or none."""
+    words = source.command.before if source.command is not None else ()
+    names = {Path(word).name for word in words}
+    if "accelerate" in names:
+        return "accelerate"
+    ranks = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+    return "torchrun" if names & ranks else None
+
+
 def _file_flag(source: Configuration) -> str | None:
     """Return the path in `--config_file` of `accelerate launch`; None if it is not given."""
     words = source.command.before if source.command is not None else ()
-    if not any(Path(word).name == "accelerate" for word in words):
+    if _starter(source) != "accelerate":
         return None
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -66,12 +82,24 @@ def _file_flag(source: Configuration) -> str | None:
 
 
 def owns(source: Configuration) -> bool:
-    """Return True if a file is an accelerate configuration or a script that passes one."""
-    document = source.document
+    """Return True if a file is an accelerate configuration or a script that starts accelerate.
+
+    Hugging Face's Trainer starts it too, where torchrun runs a script with its arguments.
+    """
+    if source.command is None:
+        return "distributed_type" in source.document
+    flags, starter = source.flags or {}, _starter(source)
     # The Trainer takes the file of its own argument --deepspeed, not that of the launcher.
-    return ("distributed_type" in document and "num_processes" in document) or (
-        _file_flag(source) is not None and configuration_flag(source) is None
-    )
+    if any(flag in flags for flag in CONFIGURATIONS):
+        return False
+    if starter == "torchrun":
+        named = any(flag in flags for flag in MODELS) and "hidden-size" not in flags
+        return named and any(flag in flags for flag in _TRAINER)
+    return starter == "accelerate"
+
+
+_TRAINER = ("per-device-train-batch-size", "fsdp")
+"""Arguments that identify Hugging Face's `TrainingArguments`."""
 
 
 def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
@@ -122,25 +150,33 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     Raises DocumentError if a configuration that the script passes cannot be read, or if the number
     of GPUs is unknown or contradictory. Other errors of the files become findings.
     """
-    flags, named = script_flags(source), _file_flag(source)
-    document: Mapping[str, Any] = source.document
+    flags, named, starter = script_flags(source), _file_flag(source), _starter(source)
+    document: dict[str, Any] = dict(source.document)
     notes = [*source.notes]
-    if named is not None:
-        path = named_file(named, source.path.parent, notes)
-        document = launched(read_configuration(path).document, source)
+    if starter == "torchrun":
+        document = trainer_document(flags)
+        flags = {flag: words for flag, words in flags.items() if flag not in TRAINER_FSDP}
+    elif starter is not None:
+        path = None if named is None else named_file(named, source.path.parent, notes)
+        document = launched({} if path is None else read_configuration(path).document, source)
     own = launched_world(source)
     if own is None:
-        own = whole(document.get("num_processes"))
+        alone = source.command is None and str(document.get("distributed_type")).upper() == "NO"
+        own = whole(document.get("num_processes")) or (1 if alone else None)
     world = world_size_of(source.path, own, asked)
+    if "distributed_type" not in document:
+        # `_validate_launch_command` of accelerate/commands/launch.py.
+        document["distributed_type"] = "MULTI_GPU" if world > 1 else "NO"
+    if starter == "accelerate" and named is None:
+        notes.append("no --config_file; read as if `accelerate config` has written none")
+    below: dict[str, Any] = {}
+    if str(document["distributed_type"]).upper() == "DEEPSPEED":
+        below = dict(flattened(deepspeed_document(document, source.path.parent)))
     given = scripted_file(source, document, flags, world, asked, read_accelerate)
     values = dict(flattened(document))
     found = attempt(given.read)
     wrong, idle = _broken(values, world), [*_idle(values)]
-    below: dict[str, Any] = {}
-    if str(values.get("distributed_type", "")).upper() == "DEEPSPEED":
-        # An unreadable file is already reported.
-        with suppress(DocumentError):
-            below = dict(flattened(deepspeed_document(document, source.path.parent)))
+    if below:
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
@@ -153,7 +189,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said += optimizer_notes(found.run, flags, below)
     return CheckedFile(
         path=str(source.path),
-        trainer="accelerate",
+        trainer="Hugging Face's Trainer" if starter == "torchrun" else "accelerate",
         stack=stack_of(found.run),
         world_size=world,
         run=found.run,
@@ -162,13 +198,15 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
-        written=partial(_written, given, found.run),
+        written=partial(_written, given, found.run, named is not None or starter is None),
         spelled=_spelled,
     )
 
 
-def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
+def _written(given: ScriptedFile, before: Run | None, in_file: bool, after: Run) -> Changes | None:
     """Return the change of recomputation after which the files describe the run `after`.
+
+    in_file : True if the configuration is a file; otherwise arguments make it.
 
     The key is `fsdp_activation_checkpointing` of the configuration or `--gradient_checkpointing` of
     the script. Returns None if recomputation is equal, or if the changed files, read again,
@@ -180,7 +218,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
         return None
     whole = other.kind == "full"
     key = "fsdp_activation_checkpointing"
-    section = given.document.get("fsdp_config")
+    section = given.document.get("fsdp_config") if in_file else None
     flags, changed = dict(given.flags), copy.deepcopy(dict(given.document))
     changes: Changes
     if "gradient-checkpointing" in flags or not isinstance(section, Mapping):

@@ -128,6 +128,36 @@ def launched(document: Mapping[str, Any], source: Configuration) -> dict[str, An
     return found
 
 
+_OPTIONS = ("auto_wrap", "offload")
+
+
+def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return the configuration that Hugging Face's Trainer makes from its arguments.
+
+    flags : arguments of the script. Unknown options of `--fsdp` are keys that nothing reads.
+    Source: `TrainingArguments._process_fsdp_args`, which sets the variables of accelerate.
+    """
+    words = " ".join(flags.get("fsdp", ())).split()
+    if not words:
+        return {"distributed_type": "MULTI_GPU"}
+    strategies = [word.upper() for word in words if word.upper() in _STRATEGIES]
+    others = {f"--fsdp {word}": True for word in words if word not in _OPTIONS}
+    return {
+        "distributed_type": "FSDP",
+        "fsdp_config": {
+            "fsdp_version": 1,
+            "fsdp_sharding_strategy": "".join(strategies[:1]) or "FULL_SHARD",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words else None,
+            "fsdp_offload_params": "offload" in words,
+        },
+        **{name: on for name, on in others.items() if name[7:].upper() not in strategies[:1]},
+    }
+
+
+TRAINER_FSDP = frozenset({"fsdp", "fsdp-transformer-layer-cls-to-wrap"})
+"""Arguments of the Trainer that `trainer_document` reads, or that name the class of its layers."""
+
+
 def _prefixed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration whose keys in sections have their prefix, such as `fsdp_version`."""
     found = dict(document)

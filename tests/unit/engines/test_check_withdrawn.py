@@ -359,6 +359,89 @@ def test_arguments_of_the_launcher_override_the_file(checked: Read) -> None:
     assert _withdrawn(checked(words.format("--use_new_kind"), FSDP)).keys() == BOTH
 
 
+OWN = (
+    "train.py --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --bf16 True "
+    "--max_seq_length 2048 --model_name_or_path mistralai/Mistral-7B-v0.1 --output_dir x "
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "document"),
+    [
+        ("--num_processes 8 --mixed_precision bf16", {"distributed_type": "MULTI_GPU"}),
+        ("--num_processes 8 --mixed_precision bf16 --multi_gpu", {"distributed_type": "MULTI_GPU"}),
+        ("--num_processes 1 --mixed_precision bf16", {"distributed_type": "NO"}),
+        (
+            "--num_processes 8 --mixed_precision bf16 --use_deepspeed --zero_stage 3",
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}},
+        ),
+        (
+            ("--num_processes 8 --mixed_precision bf16 --use_fsdp --fsdp_version 1 "
+             "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"),
+            _with({}, distributed_type="FSDP", fsdp_config={
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}),
+        ),
+    ],
+)  # fmt: skip
+def test_accelerate_without_a_file_is_that_of_its_arguments(
+    launcher: str, document: dict[str, Any], checked: Read
+) -> None:
+    """Several processes are MULTI_GPU; a file without their number is read with that of a user."""
+    alone = checked(f"accelerate launch {launcher} {OWN}")
+    given = {"mixed_precision": "bf16"} | document
+    world = 1 if "processes 1" in launcher else 8
+    same = checked(f"accelerate launch --config_file a.yaml {OWN}", given, world_size=world)
+    assert alone.run is not None, alone.findings
+    assert (alone.run, alone.world_size, alone.trainer) == (same.run, world, "accelerate")
+    assert not alone.withdrawn
+
+
+def test_a_file_of_one_process_starts_one(configured: Read) -> None:
+    file = configured({"distributed_type": "NO", "mixed_precision": "fp8",
+                       "fp8_config": {"backend": "TE"}}, world_size=None)  # fmt: skip
+    assert (file.world_size, file.run) == (1, None)
+    assert [one.kind for one in file.findings if one.withdraws] == ["not priced"]
+
+
+@pytest.mark.parametrize(
+    ("words", "section"),
+    [
+        ("--fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap X",
+         {"fsdp_sharding_strategy": "FULL_SHARD"}),
+        ('--fsdp "shard_grad_op auto_wrap offload"',
+         {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": True}),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_trainer_are_a_configuration(
+    words: str, section: dict[str, Any] | None, checked: Read
+) -> None:
+    module = "python -m torch.distributed.run --nnodes 2 --nproc_per_node 4"
+    for launcher in ("torchrun --nproc_per_node 8", module):
+        file = checked(f"{launcher} {OWN} {words}")
+        document = FSDP if section else {"distributed_type": "MULTI_GPU", "num_processes": 8}
+        document = _with(document, mixed_precision="no", fsdp_config=section or {})
+        same = checked(f"accelerate launch --config_file a.yaml {OWN}", document)
+        assert file.run is not None, file.findings
+        assert (file.run, file.trainer) == (same.run, "Hugging Face's Trainer")
+        assert not file.withdrawn
+
+
+@pytest.mark.parametrize(
+    "words", ["--fsdp full_shard", "--fsdp True", "--fsdp 'full_shard auto_wrap new'",
+              "--fsdp 'full_shard auto_wrap' --fsdp_config f.json"],
+)  # fmt: skip
+def test_what_the_trainer_does_not_say_withdraws(words: str, checked: Read) -> None:
+    """No wrapping, a word that is no option, and a file."""
+    assert _withdrawn(checked(f"torchrun --nproc_per_node 8 {OWN} {words}")).keys() == BOTH
+
+
+def test_a_configuration_that_is_not_there_breaks_no_rule(checked: Read) -> None:
+    with pytest.raises(DocumentError, match="neither in the folder"):
+        checked(f"accelerate launch --num_processes 8 --use_deepspeed --deepspeed_config_file "
+                f"lost.conf {OWN}")  # fmt: skip
+
+
 PLAIN: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 1,
