@@ -29,7 +29,7 @@ from search.engines.reader import (
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration
+from search.engines.text import Configuration, named_file, read_configuration
 from search.engines.torchtitan.read import (
     Generation,
     TitanDegrees,
@@ -44,9 +44,18 @@ from search.engines.torchtitan.rules import FILE
 _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
 
 
+_CONFIG_FILE = "job.config-file"
+"""Argument of torchtitan that passes a job file."""
+
+
 def owns(source: Configuration) -> bool:
-    """Return True if a document has the sections `model`, with a flavor, and `training`."""
+    """Return True if a document has the sections `model`, with a flavor, and `training`.
+
+    A script is of torchtitan if it passes such a document.
+    """
     document = source.document
+    if _CONFIG_FILE in (source.flags or {}):
+        return True
     model, training = document.get("model"), document.get("training")
     return isinstance(model, Mapping) and "flavor" in model and isinstance(training, Mapping)
 
@@ -237,7 +246,13 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     become findings.
     """
     world = world_size_of(source.path, source.world_size, asked)
+    notes = [*source.notes]
     document: Mapping[str, Any] = source.document
+    given = _given(source)
+    if source.flags is not None:
+        name = "".join(source.flags[_CONFIG_FILE][:1])
+        job = read_configuration(named_file(name, source.path.parent, notes)).document
+        document = _with_keys(job, given)
     keys = keys_of(document, str(source.path))
     found = attempt(
         lambda: read_titan(document, world_size=world, gpu=asked.gpu, source=str(source.path))
@@ -248,7 +263,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said += without_effect("torchtitan", idle.items())
     entries = (one for one in found.ignored if one.flag not in idle)
     said += unread("torchtitan", entries, _spelled, lambda _: _REFUSED)
-    said += read_notes(source.notes)
+    said += read_notes(notes)
     compiled = found.run is not None and found.run.kernels.compiled
     return CheckedFile(
         path=str(source.path),
@@ -260,7 +275,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words_of_values(keys.values),
         moves=_MOVES,
-        written=partial(_written, document, world, asked.gpu, found.run),
+        written=partial(_written, document, frozenset(given), world, asked.gpu, found.run),
         spelled=_spelled,
     )
 
@@ -279,23 +294,58 @@ def _file(keys: Keys, world: int, gpu: str) -> _File | None:
     return _File(keys=keys, degrees=degrees, generation=generation_of(keys), gpu=gpu)
 
 
+def _given(source: Configuration) -> dict[str, Any]:
+    """Return the values of a script by dotted key; they override those of its job file."""
+    found = dict[str, Any]()
+    for flag, words in (source.flags or {}).items():
+        values = [_parsed(word) for word in words]
+        found[flag.replace("-", "_")] = values[0] if len(values) == 1 else values or True
+    return {key: value for key, value in found.items() if key != "job.config_file"}
+
+
+def _parsed(word: str) -> Any:
+    """Return the value of a word of a command line: a boolean, a number or text."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    number = whole(word)
+    return word if number is None else number
+
+
+def _with_keys(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job file with other values, by dotted key."""
+    changed = copy.deepcopy(dict(document))
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        inner = changed
+        for section in sections:
+            if not isinstance(inner.get(section), dict):
+                inner[section] = {}
+            inner = inner[section]
+        inner[name] = value
+    return changed
+
+
 def _written(
-    document: Mapping[str, Any], world: int, gpu: str, before: Run | None, after: Run
+    document: Mapping[str, Any],
+    overridden: frozenset[str],
+    world: int,
+    gpu: str,
+    before: Run | None,
+    after: Run,
 ) -> Changes | None:
     """Return the changes of keys after which the file describes the run `after`.
 
     The changed file is read again. Returns None if it then describes another run or violates a
-    rule, or if its generation has no key for the change.
+    rule, if its generation has no key for the change, or if an argument overrides the key.
     """
     assert before is not None, "only a run that was read has others next to it"
     keys = keys_of(document, "")
     wanted = dict(_wanted(keys, before, after))
     if "training.global_batch_size" in wanted and keys.has("training.batch_size"):
         return None  # files with `batch_size` predate `global_batch_size`
-    changed = copy.deepcopy(dict(document))
-    for key, value in wanted.items():
-        section, _, name = key.rpartition(".")
-        changed.setdefault(section, {})[name] = value
+    if overridden & wanted.keys():
+        return None
+    changed = _with_keys(document, wanted)
     try:
         again = read_titan(changed, world_size=world, gpu=gpu, source=before.name).run
     except InputError:

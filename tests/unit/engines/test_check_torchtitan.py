@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autopar.errors import DocumentError
 from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
@@ -23,6 +24,7 @@ from autopar.price.parameters import stage_weights
 from autopar.price.sharded_peak import live_points
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
+from autopar.records import replace
 from autopar.run.run import Run, run_with_split
 from autopar.units import GIB
 from search.commands import check
@@ -505,3 +507,56 @@ def test_owns_its_files_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(_H200, encoding="utf-8")
     assert engine_of(read_configuration(path)).title == "torchtitan"
+
+
+# --------------------------------------------------------------------------------------------------
+# Scripts that pass a job file.
+
+
+def _script(folder: Path, words: str = "", start: str = "") -> Path:
+    (folder / "job.toml").write_text(_H200, encoding="utf-8")
+    path = folder / "run_train.sh"
+    path.write_text(
+        'NGPU=${NGPU:-"8"}\nCONFIG_FILE=${CONFIG_FILE:-"./job.toml"}\n'
+        f'{start}torchrun --nproc_per_node=${{NGPU}} --rdzv_endpoint="localhost:0" --role rank '
+        f'-m torchtitan.train --job.config_file ${{CONFIG_FILE}} {words} "$@"\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+def _checked_script(path: Path, world_size: int | None = None) -> CheckedFile:
+    return read_checked(str(path), world_size=world_size, gpu="h100-80gb")
+
+
+def test_a_script_has_the_run_of_its_job_file(tmp_path: Path) -> None:
+    """With the number of GPUs of the script, which a variable may set."""
+    path = _script(tmp_path)
+    alone = read_checked(str(tmp_path / "job.toml"), world_size=8, gpu="h100-80gb").run
+    assert alone is not None
+    file = _checked_script(path)
+    assert file.run is not None
+    assert (file.world_size, replace(file.run, name=alone.name)) == (8, alone)
+    assert not file.withdrawn
+    assert _checked_script(path, 16).run is not None
+
+
+def test_arguments_of_a_script_override_its_job_file(tmp_path: Path) -> None:
+    """No change of the job file is suggested for them; unknown ones withdraw the estimates."""
+    words = "--training.seq_len 4096 --training.local-batch-size=1 --training.compile false"
+    file = _checked_script(_script(tmp_path, words))
+    run = file.run
+    assert run is not None
+    assert (run.seq_length, run.strategy.micro_batch, run.kernels.compiled) == (4096, 1, False)
+    assert file.written(run_with_split(run, tp=2, sequence_parallel=True)) is not None
+    given = _checked_script(_script(tmp_path, f"{words} --parallelism.tensor_parallel_degree 1"))
+    assert given.run == run
+    assert given.written(run_with_split(run, tp=2, sequence_parallel=True)) is None
+    lost = _checked_script(_script(tmp_path, "--training.new_switch"))
+    assert lost.withdrawn.keys() == {"memory", "time"}
+
+
+def test_a_job_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = _script(tmp_path, start="CONFIG_FILE=lost.toml\n")
+    with pytest.raises(DocumentError, match=r"lost\.toml: this file is neither"):
+        _checked_script(path)
