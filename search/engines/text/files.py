@@ -35,7 +35,7 @@ from autopar.limits import (
 )
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
-from search.engines.text.shell_values import Budget, Command
+from search.engines.text.shell_values import Budget, Command, Holes, program_of
 
 # --------------------------------------------------------------------------------------------------
 # YAML. PyYAML reads it, but does not write it: the engines' own files have lists on one line and
@@ -378,6 +378,7 @@ def _sized(
             harmless=harmless,
             budget=budget,
         )
+        command = _submitted(command, path)
         return command, _world(command.before, environment)
 
     def size_with(given: Mapping[str, str]) -> int | None:
@@ -413,6 +414,49 @@ def _sized(
                 if found == world_size:
                     return meant, found
     return replace(command, notes=(*command.notes, *notes)), own
+
+
+def _submitted(command: Command, path: Path) -> Command:
+    """Return the launch command that a submitter starts: what follows `--`, after its last `&&`.
+
+    Its `--env NAME=VALUE` are environment variables. Raises DocumentError if it starts the command
+    on several nodes, because only the submitter knows how many processes these have.
+    """
+    words = command.arguments
+    if "--" not in words:
+        return command
+    own, at = words[: words.index("--")], words.index("--") + 1
+    starts = [at, *(place + 1 for place in range(at, len(words)) if words[place] == "&&")]
+    ends = [*(place - 1 for place in starts[1:]), len(words)]
+    for start, end in reversed([*zip(starts, ends, strict=True)]):
+        launch = program_of([*words[start:end]], Holes(str(path)))
+        if launch is None:
+            continue
+        before, program, arguments = launch
+        for flag, given in flags_of(own).items():
+            if flag in _NODES and given != ("1",) and not _NODES & flags_of(before).keys():
+                raise DocumentError(
+                    path,
+                    f"{Path(command.program).name} starts the command after `--` with "
+                    f"--{flag.replace('-', '_')} {' '.join(given)}",
+                    remedy="Write that command into a script, with the processes that it gets",
+                )
+        first = end - len(arguments)
+        sets = (v.split("=", 1) for w, v in pairwise(own) if w == "--env" and "=" in v)
+        return replace(
+            command,
+            before=tuple(before),
+            program=program,
+            arguments=tuple(arguments),
+            loose=tuple(place - first for place in command.loose if first <= place < end),
+            environment={**command.environment, **dict(sets)},
+            notes=(*command.notes, f"the command that {Path(command.program).name} starts"),
+        )
+    return command
+
+
+_NODES = frozenset({"num-nodes", "nodes", "nnodes", "num-machines", "replicas"})
+"""Arguments of submitters with a number of machines."""
 
 
 def _of_scheduler(text: str) -> dict[str, str]:

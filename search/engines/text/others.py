@@ -60,8 +60,12 @@ ENGINES: tuple[_Other, ...] = (
                       *(f"{name} {size}" for name in ("extends", "bases")
                         for size in ("num_layers", "hidden_size", "seq_length", "model_type",
                                      "train_iters", "tokenizer_type")))),
-    _Other("LLaMA-Factory's launcher", r"(\S*/)?(llamafactory-cli|lmf)\b",
-           keys=_keys("model_name_or_path finetuning_type", "model_name_or_path stage template")),
+    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\b"
+           r"|(\S*/)?src/train\.py\s+\S+\.(ya?ml|json)\b.*",
+           keys=_keys("model_name_or_path finetuning_type", "model_name_or_path stage template",
+                      "model model_class", "model peft_config.name")),
+    _Other("OLMo-core", r"(\S*/)?olmo_core\w*\.py"),
+    _Other("reinforcement learning of open-instruct", r"(\S*/)?open_instruct/(grpo|ppo)\w*\.py"),
     _Other("axolotl", r"(\S*/)?axolotl\s+\w+|axolotl\.cli\b.*",
            keys=_keys("base_model datasets", "base_model sequence_len", "base_model adapter")),
     _Other("torchtune", r"(\S*/)?tune\s+(run|download)\b",
@@ -145,22 +149,30 @@ def _launches(title: str) -> str:
 
 _ASSIGNMENTS = re.compile(r"(?:(?:\w+=(?:\"[^\"]*\"|'[^']*'|\S*)|exec|nohup|time|sudo|srun)\s+)*")
 _MODULE = re.compile(r"(?:\s-m|\s--module)[\s=]+([\w.]+.*)")
+_STARTED = re.compile(
+    r"(?:\S*/)?(?:torchrun|accelerate|deepspeed|python[0-9.]*)\s+(?:\S+\s+)*?(\S+\.py\b.*)"
+)
 _MOST_LINES = 5_000
 
 
 def _commands(text: str) -> list[str]:
     """Return the beginnings of commands in the text of a script, without comments."""
     found = []
-    for line in text.replace("\\\n", " ").splitlines()[:_MOST_LINES]:
+    # A submitter gets `\&\&` as words of its command.
+    for line in text.replace("\\\n", " ").replace("\\&", "&").splitlines()[:_MOST_LINES]:
         plain = line.strip()
         if plain.startswith("#"):
             continue
         for part in re.split(r"&&|\|\||;", plain):
             command = part.strip()[:1_000]
             start = _ASSIGNMENTS.match(command)
-            found.append(command[start.end() :] if start is not None else command)
+            plainly = command[start.end() :] if start is not None else command
+            found.append(plainly)
             # Ray and containers start what follows `--`.
             found += [rest.strip() for rest in command.split(" -- ")[1:]]
+            program = _STARTED.match(plainly)
+            if program is not None:
+                found.append(program[1])
             module = _MODULE.search(command)
             if module is not None:
                 found.append(module[1])

@@ -396,6 +396,32 @@ def test_accelerate_without_a_file_is_that_of_its_arguments(
     assert not alone.withdrawn
 
 
+@pytest.mark.parametrize(
+    "submitter",
+    [
+        "uv run python mason.py --image x --num_nodes 1 --gpus 8 --env A=1 --",
+        "python x/submit.py --preemptible -- source setup.sh '&&' cd x \\&\\&",
+    ],
+)
+def test_the_command_after_two_hyphens_is_the_launch(submitter: str, checked: Read) -> None:
+    """The arguments in front of them are those of the submitter."""
+    launch = f"accelerate launch --num_processes 8 --mixed_precision bf16 {OWN}"
+    file, same = checked(f"{submitter} {launch}"), checked(launch)
+    assert file.run is not None, file.findings
+    assert (file.run, file.world_size, file.withdrawn) == (same.run, 8, {})
+
+
+def test_a_submitter_gives_variables_and_nodes(checked: Read) -> None:
+    """Variables count; nodes do, too, unless the command itself has them."""
+    launch = f"accelerate launch --num_processes 8 --mixed_precision bf16 {OWN}"
+    file = checked(f"python mason.py --env ACCELERATE_NEW=1 -- {launch}")
+    assert _withdrawn(file).keys() == BOTH
+    with pytest.raises(DocumentError, match=r"mason\.py starts .* --num_nodes 4"):
+        checked(f"python mason.py --num_nodes 4 -- {launch}")
+    file = checked(f"python mason.py --num_nodes 2 -- torchrun --nnodes 2 --nproc_per_node 8 {OWN}")
+    assert file.world_size == 16
+
+
 def test_a_file_of_one_process_starts_one(configured: Read) -> None:
     file = configured({"distributed_type": "NO", "mixed_precision": "fp8",
                        "fp8_config": {"backend": "TE"}}, world_size=None)  # fmt: skip
@@ -585,6 +611,14 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.sh", ("M=(--num-layers 2 --hidden-size 8 --seq-length 8)\nray job submit "
          "--address=x -- python3 train.py \\\n  --actor-num-nodes 2 ${M[@]}\n"), "slime"),
         ("a.sh", "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml\n", "LLaMA-Factory"),
+        ("a.sh", ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch \\\n  --config_file a.yaml \\\n"
+         "  src/train.py x/llama3_lora_sft.yaml\n"), "LLaMA-Factory"),
+        ("a.sh", "torchrun --nproc_per_node 8 src/train.py x.yaml\n", "LLaMA-Factory"),
+        ("a.yaml", "model: q\nmodel_class: llm\ndist_config:\n  name: fsdp2\n", "LLaMA-Factory"),
+        ("a.sh", ("python mason.py --num_nodes 2 --gpus 8 -- source x.sh \\&\\& python \\\n"
+         "  open_instruct/grpo_fast.py --beta 0.0\n"), "reinforcement learning"),
+        ("a.sh", ("python submit.py --image x -- torchrun --nproc_per_node 8 olmo_core_finetune.py "
+         "--model_name_or_path x --per_device_train_batch_size 1\n"), "OLMo-core"),
         ("a.sh", "bash train.sh tasks/train_torch.py x.yaml\ntorchrun tasks/train_torch.py --x 1\n",
          "VeOmni"),
         ("a.yaml", ("model:\n  model_path: q\ndata:\n  train_path: t\ntrain:\n"
