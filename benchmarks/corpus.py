@@ -43,8 +43,8 @@ MOVED = 1e-4
 Status = Literal["read", "refused", "not a launch", "slow", "crashed"]
 _DEGREES = ("pp", "tp", "cp", "ep", "dp")
 _NOT_A_LAUNCH = re.compile(
-    "is not a launch script or configuration|contains no (launch )?command|the top level is|"
-    "is a list, expected keys and values|is empty"
+    "is not a launch (script or configuration|file of an engine)|contains no (launch )?command|"
+    "the top level is|is empty"
 )
 """Starts of the messages on files that launch nothing that is known here."""
 _NO_GPUS = "contains no number of GPUs"

@@ -165,6 +165,25 @@ def launched_world(source: Configuration) -> int | None:
     return None
 
 
+def _implied_world(document: Mapping[str, Any]) -> int | None:
+    """Return the number of processes for which DeepSpeed accepts the batch of a configuration.
+
+    That is train_batch_size / (micro-batch * accumulation) replicas, with the ranks of each. None:
+    a size is missing, or they do not divide.
+    """
+    values = dict(flattened(document))
+
+    def size(key: str, default: int = 0) -> int:
+        return max(whole(values.get(key, default)) or 0, 0)
+
+    each = size("train_micro_batch_size_per_gpu") * size("gradient_accumulation_steps")
+    total = size("train_batch_size")
+    if not each or not total or total % each:
+        return None
+    tensor, sequence = size("tensor_parallel.autotp_size"), size("sequence_parallel_size", 1)
+    return total // each * max(tensor, 1) * max(sequence, 1)
+
+
 # --------------------------------------------------------------------------------------------------
 # Rules.
 
@@ -359,7 +378,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         document = load_object(named_file(named, source.path.parent, notes)).data
     elif source.command is not None:
         raise _without_file(source)
-    world = world_size_of(source.path, launched_world(source), asked)
+    own = launched_world(source)
+    if own is None and asked.world_size is None and (own := _implied_world(document)) is not None:
+        notes.append(f"{own} GPUs follow from the three sizes of the batch")
+    world = world_size_of(source.path, own, asked)
     _refuse_other_batch(source, document, asked)
     given = scripted_file(source, document, flags, world, asked, read_deepspeed)
     values = dict(flattened(document))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec import field
 
 from autopar.documents.json import load_object
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, shortened
 from autopar.limits import (
     DEEPEST,
     MOST_ALIASED_VALUES,
@@ -107,9 +107,16 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
     import yaml  # imported only for a YAML file
 
     try:
-        depth = 0
+        depth, begun = 0, False
         for token in yaml.scan(text):
+            if isinstance(token, yaml.DocumentStartToken) and begun:
+                raise _no_launch(path, f"line {token.start_mark.line + 1} starts another document")
+            begun |= token.id not in _BEFORE
             if isinstance(token, yaml.TagToken):
+                handle, name = token.value
+                if handle == "!":  # of an application, such as CloudFormation
+                    where = f"line {token.start_mark.line + 1}"
+                    raise _no_launch(path, f"{where} has the tag {shortened(f'!{name}')}")
                 problem = f"uses {text[token.start_mark.index]!r}, a part of YAML that is not read"
                 raise _fail(path, token.start_mark.line, problem + " here")
             depth += token.id in _OPENING
@@ -121,7 +128,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         if root is None:
             raise DocumentError(str(path), "is empty, expected keys and values")
         if isinstance(root, yaml.SequenceNode):
-            raise DocumentError(str(path), "is a list, expected keys and values")
+            raise _no_launch(path, "it is a list, and no keys and values")
         if isinstance(root, yaml.ScalarNode):
             line = root.start_mark.line
             raise _fail(path, line, f"is not `key: value`: {root.value[:40]!r}")
@@ -139,6 +146,8 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise DocumentError(str(path), "is nested too deeply", remedy="Give JSON") from None
 
 
+_BEFORE = ("<stream start>", "<directive>", "<document start>")
+"""Names of PyYAML's tokens in front of the content of the first document."""
 _OPENING = ("[", "{", "<block sequence start>", "<block mapping start>")
 _CLOSING = ("]", "}", "<block end>")
 """Names of PyYAML's tokens that start and end a level."""
@@ -221,6 +230,11 @@ class _Built:
                     f"line {line + 1} merges two values of {key}: the first, "
                     f"{value!r}, counts; PyYAML 6.0.4 uses {other[key]!r}"
                 )
+
+
+def _no_launch(path: object, why: str) -> DocumentError:
+    """Return the error for YAML that is no mapping of an engine, such as that of Kubernetes."""
+    return DocumentError(str(path), f"is not a launch file of an engine that autopar knows: {why}")
 
 
 def _fail(path: object, line: int, problem: str) -> DocumentError:

@@ -518,6 +518,35 @@ def test_numbers_of_any_form_are_one_number(configured: Read) -> None:
     assert next(one.kind for one in configured(quoted).findings) == "illegal"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "world"),
+    [
+        ((64, 2, 4), 8),
+        (("64", 2.0, "4"), 8),
+        ((64, 2, 5), None),
+        ((64, 2, "auto"), None),
+        ((64, 2, None), None),
+        ((64, 0, 4), None),
+    ],
+)
+def test_three_sizes_of_a_batch_say_the_number_of_gpus(
+    sizes: tuple[object, ...], world: int | None, configured: Read
+) -> None:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    document = _with(PLAIN, **dict(zip(names, sizes, strict=True)))
+    if world is None:
+        with pytest.raises(DocumentError, match="no number of GPUs"):
+            configured(document, "ds.json", world_size=None)
+        return
+    file = configured(document, "ds.json", world_size=None)
+    assert file.run is not None, file.findings
+    assert (file.world_size, file.run.strategy.global_batch) == (8, 64)
+    split = _with(document, tensor_parallel={"autotp_size": 2})
+    assert configured(split, "ds.json", world_size=None).world_size == 16
+    other = configured(document, "ds.json", world_size=16)
+    assert next(one.kind for one in other.findings) == "illegal"
+
+
 def test_auto_is_asked_for_by_name(configured: Read) -> None:
     """And is the number of the option, of a micro-batch or of a step; the precision likewise."""
     (found,) = (one for one in configured(ZERO3, "ds.json").findings if one.withdraws)
