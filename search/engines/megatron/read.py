@@ -225,7 +225,9 @@ def underscored(source: Configuration) -> tuple[str, ...]:
         written = [word.partition("=")[0] for word in source.command.arguments]
     else:
         written = [str(key) for key in arguments_in(source.document)]
-    flags = (word for word in written if word.startswith("--") and "_" in word)
+    # A variable in the name is replaced before argparse reads it.
+    plain = (word for word in written if not is_open(word))
+    flags = (word for word in plain if word.startswith("--") and "_" in word)
     return tuple(sorted({*flags} - _UNDERSCORED))
 
 

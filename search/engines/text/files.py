@@ -139,6 +139,8 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise _fail(path, line, f"has the character {chr(error.character)!r}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if _TEMPLATE.search(text) is not None:
+            raise _no_launch(path, "it is a template with {{ }}") from None
         problem = " ".join(str(error.problem or error.context).split())
         raise _fail(path, mark.line, f"is not YAML: {problem}") from None
     except RecursionError:
@@ -146,6 +148,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise DocumentError(str(path), "is nested too deeply", remedy="Give JSON") from None
 
 
+_TEMPLATE = re.compile(r"\{\{.*\}\}")
 _BEFORE = ("<stream start>", "<directive>", "<document start>")
 """Names of PyYAML's tokens in front of the content of the first document."""
 _OPENING = ("[", "{", "<block sequence start>", "<block mapping start>")

@@ -691,6 +691,12 @@ def test_what_an_array_misses_is_not_illegal(checked: Read) -> None:
         assert any(one.kind == "illegal" for one in said.findings)
 
 
+def test_a_variable_in_the_name_of_an_argument_breaks_no_rule(checked: Read) -> None:
+    file = checked(MEGATRON + "--$TRAINING_DTYPE --use-${KIND}_x")
+    assert not [one for one in file.findings if one.kind == "illegal"]
+    assert _withdrawn(file).keys() == BOTH
+
+
 def test_deepspeed_with_words_of_the_program_is_deepspeed(checked: Read) -> None:
     """Its own `--num_layers` and `--seq_length` are those of no Megatron."""
     for flag in ("deepspeed_config", "ds_config"):

@@ -233,6 +233,7 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
         ("a: 1\n   b: 2\n", "line 2 is not YAML: mapping values are not allowed here"),
         ("  a: 1\nb: 2\n", "line 2 is not YAML: expected '<document start>'"),
         ("a: 1\n---\nb: 2\n", "that autopar knows: line 2 starts another document"),
+        ("a: b\n{{- if .Values.c }}\n{{ end }}\n", "that autopar knows: it is a template"),
         ("a: !Ref b\n", "that autopar knows: line 1 has the tag !Ref"),
         ("a:\n\tb: 1\n", "line 2 is not YAML: found character '\\t'"),
         ("a: 1\nb: \0\n", "line 2 has the character '\\x00'"),
