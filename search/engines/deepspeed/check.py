@@ -120,10 +120,14 @@ def open_words(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...
 
     asked : options; an argument that one of them replaces is understood.
     """
+    named = configuration_flag(source)
     given = {
         **dict.fromkeys(MODELS, asked.model),
         **dict.fromkeys(LENGTHS, asked.seq_length),
         "per-device-train-batch-size": asked.micro_batch,
+        # Files that are read, although a part of their paths is open.
+        **{flag: named for flag in CONFIGURATIONS if named in (source.flags or {}).get(flag, ())},
+        "config": _beside(source, "".join((source.flags or {}).get("config", ())[:1])),
     }
     variables = variables_of(source.environment, VARIABLES, KNOWN_VARIABLES)
     return *variables, *(

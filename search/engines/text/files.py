@@ -557,12 +557,22 @@ def named_path(name: str, beside: Path | None) -> Path | None:
     """Return the path of a file or folder that a launch file names; None if there is none.
 
     The folder `beside` of the launch file is tried first, then the working folder, where shells and
-    launchers look. None: the working folder alone.
+    launchers look. None: the working folder alone. A name may begin with one of both as scripts
+    spell them, such as `$(dirname "$0")` or `$PWD`.
     """
+    name = _HERE.sub("", name)
     folders = (Path(),) if beside is None else (beside, Path())
     found = (folder / name for folder in folders)
     # `Path.exists` raises OSError for a name that is too long.
     return next((path for path in found if os.path.exists(path)), None)  # noqa: PTH110
+
+
+_OWN = r'\$\(dirname (-- )?"?\$(0|\{?BASH_SOURCE(\[0\])?\}?)"?\)'
+_HERE = re.compile(
+    rf"(`pwd`|\$\(pwd\)|\$\{{?PWD\}}?|{_OWN}"
+    rf'|\$\(cd (-- )?"?{_OWN}"?( *&?>+ *[\w/]+)* *&& *pwd( -P)?\))/+(?=.)'
+)
+"""Folder of a script, or the working folder, at the beginning of a path."""
 
 
 def named_file(name: str, beside: Path | None, notes: list[str] | None = None) -> Path:

@@ -697,6 +697,23 @@ def test_a_variable_in_the_name_of_an_argument_breaks_no_rule(checked: Read) -> 
     assert _withdrawn(file).keys() == BOTH
 
 
+@pytest.mark.parametrize(
+    "folder",
+    ["`pwd`", "$(pwd)", "$PWD", "${PWD}", '$(dirname "$0")', '$(dirname "${BASH_SOURCE[0]}")',
+     '$(cd "$(dirname "$0")" && pwd)',
+     '$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &> /dev/null && pwd -P)'],
+)  # fmt: skip
+def test_files_beside_a_script_are_found(folder: str, checked: Read) -> None:
+    """However the script spells its folder or the one that it is started in."""
+    words = f"DIR={folder}\n{TRAINER}{LONG}"
+    file = checked(words.replace("ds.json", '"$DIR/ds.json"'))
+    same = checked(TRAINER + LONG)
+    assert file.run is not None, file.findings
+    assert (file.run, file.withdrawn) == (same.run, {})
+    with pytest.raises(DocumentError, match="neither in the folder"):
+        checked(words.replace("ds.json", '"$DIR/../other/ds.json"'))
+
+
 def test_deepspeed_with_words_of_the_program_is_deepspeed(checked: Read) -> None:
     """Its own `--num_layers` and `--seq_length` are those of no Megatron."""
     for flag in ("deepspeed_config", "ds_config"):
