@@ -252,12 +252,13 @@ def refuse_clashes(
         place = os.path.realpath(path)
         if place in read:
             raise OptionError(
-                f"{option} {path}: the command reads this file", remedy="Use another file"
+                f"{option} {path}: this is an input file of the command",
+                remedy="Use another path",
             )
         if place in seen:
             raise OptionError(
-                f"{option} {path}: this is also the file of {seen[place]}",
-                remedy="Use another file",
+                f"{option} {path}: this is also the path of {seen[place]}",
+                remedy="Use another path",
             )
         seen[place] = option
 

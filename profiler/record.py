@@ -345,11 +345,11 @@ class Record(ABC, Generic[_M]):
             self._locks = stack.pop_all()
 
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
-        """Return the metadata of this run, including which earlier runs it replaces.
+        """Return the metadata of this run; with `--force`, marked as replacing all earlier runs.
 
         Raises
         ------
-        InputError: current earlier runs are not comparable, and `--force` is not given.
+        InputError: an earlier run that still counts is not comparable, and `--force` is not given.
         """
         if force:
             # Earlier runs no longer count; they remain in the sidecar as history.

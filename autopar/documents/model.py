@@ -550,9 +550,9 @@ def _other_at(
 def _on_line(points: list[tuple[float, float]], at: float) -> float:
     """Return the value at `at` by linear interpolation between sorted points.
 
-    Before the first point, the line through the first two is used. After the last point, and with
-    a single point, the value is proportional to `at`. That is an upper bound, because the constant
-    part of a peak does not grow.
+    Before the first point, the line through the first two is used. After the last point the value
+    is proportional to `at`: an upper bound, because the constant part of a peak does not grow. With
+    a single point it is proportional everywhere, and below that point it is a lower bound.
     """
     places = [place for place, _ in points]
     if at >= places[-1] or len(points) == 1:

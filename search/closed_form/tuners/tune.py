@@ -229,14 +229,20 @@ class _Values(records.Record, kw_only=False, eq=False):
         known = {"from", "to", "step", "times"}
         if not {"from", "to"} <= set(written) <= known or len(written) > 3:
             raise KeyFault("", problem)
-        if any(type(value) is not int for value in written.values()):
-            raise KeyFault("", f"{problem}. Give a list: ranges are of integers")
+        for key, value in written.items():
+            if type(value) is not int:
+                got = f"the value is {shorten(value)}, expected an integer"
+                raise KeyFault(key, f"{got}. Use a list for other values")
         first, last = written["from"], written["to"]
         step, factor = written.get("step", 1), written.get("times")
-        if factor is None and (step < 1 or last < first):
-            raise KeyFault("", f"{problem}. Use an ascending range")
-        if factor is not None and (factor < 2 or not 1 <= first <= last):
-            raise KeyFault("", f"{problem}. Use an ascending range from 1 or more")
+        # Multiples of 0 would be 0 for ever.
+        leasts = {"from": first if factor is None else 1, "to": first, "step": 1, "times": 2}
+        for key, value in written.items():
+            if value < leasts[key]:
+                got = f"the value is {shorten(value)}"
+                raise KeyFault(
+                    key, f"{got}, expected an integer of at least {shorten(leasts[key])}"
+                )
         if factor is None and (last - first) // step >= _MOST_VALUES:
             raise KeyFault("", f"the range has more than {_MOST_VALUES} values. Use a larger step")
         # An end beyond the largest value would truncate the range silently.

@@ -131,12 +131,16 @@ def _chosen(rows: Rows, values: Sequence[float]) -> F64:
 
 
 def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
-    """Return the peak bytes of a ZeRO unit of FSDP2 while its gradients are reduced, (n,).
+    """Return the peak bytes of an FSDP2 unit while its gradients are reduced, (n,).
+
+    0 without sharding, or with one rank. N: parameters; w, e_g: bytes of a weight and of a reduced
+    gradient; z: shards.
 
     - Sharded gradients: gradients in the precision of the weights, and the reduction buffer,
       N*(w + e_g); gathered weights are already freed.
-    - Gradients summed unsharded, which are part of the states: the larger of new gradients with
-      gathered weights (2*N*w) and the reduction buffer with its output (N*e_g*(1 + 1/z)).
+    - Gradients summed unsharded (their sums are part of the states): the larger of the new
+      gradients (N*w; with ZeRO-3 2*N*w, with the gathered weights) and the reduction buffer with
+      its output (N*e_g*(1 + 1/z)).
     """
     buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
     beside_sums = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)

@@ -170,7 +170,7 @@ def test_what_is_read_is_no_output(option: str, tmp_path: Path) -> None:
         done = command(name, *words, f"--{option}", target, cwd=tmp_path).completed()
         assert done.returncode == 2
         assert done.stderr.endswith(
-            f"--{option} {target}: the command reads this file. Use another file\n"
+            f"--{option} {target}: this is an input file of the command. Use another path\n"
         )
     assert (tmp_path / "in.json").read_text(encoding="utf-8") == "{}"
 
@@ -196,7 +196,7 @@ def test_a_search_does_not_write_over_what_lies_in_a_folder_it_reads(tmp_path: P
     words = (*MEASURED, "--json", name, "--output-config-path", "none")
     done = command("autopar-search", *words, cwd=tmp_path).completed()
     assert done.returncode == 2, done.stderr
-    assert "the command reads this file" in done.stderr
+    assert "this is an input file of the command" in done.stderr
     assert (tmp_path / name).read_bytes() == before
 
 

@@ -50,11 +50,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--to", "galvatron", "--json", "autopar_plan_s.json"), "the command reads this file"),
-        (("--to", "galvatron", "--json", "./model.json"), "the command reads this file"),
+        (
+            ("--to", "galvatron", "--json", "autopar_plan_s.json"),
+            "this is an input file of the command",
+        ),
+        (("--to", "galvatron", "--json", "./model.json"), "this is an input file of the command"),
         (("--to", "galvatron", "--out", "e", "--json", "e/launch.sh"), "--json"),
         # refused before anything is written, and its answer is no output then either
-        (("--to", "torchtitan", "--json", "autopar_plan_s.json"), "the command reads this file"),
+        (
+            ("--to", "torchtitan", "--json", "autopar_plan_s.json"),
+            "this is an input file of the command",
+        ),
     ],
 )
 def test_an_export_replaces_nothing_that_it_reads(
@@ -95,8 +101,8 @@ def test_a_configuration_keeps_the_strategy_that_it_names(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--evaluate", "s.json", "--json", "s.json"), "the command reads this file"),
-        (("--json", "model.json"), "the command reads this file"),
+        (("--evaluate", "s.json", "--json", "s.json"), "this is an input file of the command"),
+        (("--json", "model.json"), "this is an input file of the command"),
         (("--json", "t.json", "--output-config-path", "t.json"), "--json"),
         (("--json", "autopar_plan_t.json", "--output-config-path", "t.json"), "of --json"),
         (("--output-config-path", "model.json"), "--output-config-path model.json: "),
@@ -128,7 +134,7 @@ def test_a_plan_that_no_strategy_file_says_has_its_plan_file(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--json", "model.json"), "the command reads this file"),
+        (("--json", "model.json"), "this is an input file of the command"),
         (("--json", "t.json", "--output-config-path", "t.json"), "--json"),
         (("--output-config-path", "model.json"), "--output-config-path model.json: "),
     ],
