@@ -228,7 +228,7 @@ class _Rewriter:
             return
         both = f", or --{row.name} {old},{value} for both" if row.kind == "ints" else ""
         raise OptionError(
-            f"--{written} {value}: --{before} {old} was given before",
+            f"--{before} {old} and --{written} {value} set the same option",
             remedy=f"Remove one of them{both}",
         )
 

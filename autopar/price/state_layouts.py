@@ -197,8 +197,9 @@ def _temporary(asked: _LayoutArguments) -> TransientBytes:
     """Return the temporary of an Adam update without a fused kernel: one fp32 shard.
 
     Source: torch 2.13 optim/adam.py. `_multi_tensor_adam` allocates the square root of the second
-    moments. `_single_tensor_adam` (default before torch 2.0) also allocates its quotient; DeepSpeed
-    has then freed its 16-bit gradients, which are as large. Measured: hiyouga/LLaMA-Factory#1221.
+    moments. `_single_tensor_adam` (default before torch 2.0) also allocates a quotient of the same
+    size. The quotient is not counted: DeepSpeed frees 16-bit gradients of as many bytes before the
+    update. Measured: hiyouga/LLaMA-Factory#1221.
     """
     # DeepSpeed updates the shard of ZeRO-3 by sub-groups
     grouped = asked.keeper == "deepspeed" and asked.zero == 3

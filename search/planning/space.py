@@ -418,7 +418,7 @@ def build_space(
                     at = index.setdefault((p, g, kind), len(index))
                     candidates.append((at, m))
     if not candidates:
-        raise OptionError(_no_batch(options, batches, stages, world_size))
+        raise _no_batch(options, batches, stages, world_size, ruled=batch_rules)
     return SearchSpace(
         strategies=strategies,
         vocab=vocab,
@@ -542,23 +542,38 @@ def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
 
 
 def _no_batch(
-    options: SearchOptions, batches: Sequence[int], stages: Sequence[int], world_size: int
-) -> str:
+    options: SearchOptions,
+    batches: Sequence[int],
+    stages: Sequence[int],
+    world_size: int,
+    *,
+    ruled: bool,
+) -> OptionError:
+    """Return the error if no batch can be divided.
+
+    ruled : True if --pin or --forbid restrict batches.
+    """
+    if not batches:
+        return OptionError(
+            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} contains no batch size",
+            remedy="Use --max-bsz >= --min-bsz",
+        )
     shown = ", ".join(map(str, batches[:4]))
     shown += f" and {len(batches) - 4} more" if len(batches) > 4 else ""
-    pipelines = " or ".join(map(str, stages[:4])) + (" or more" if len(stages) > 4 else "")
-    pipelines += " pipeline stage" + ("" if list(stages) == [1] else "s")
-    if not batches:
-        return (
-            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} "
-            "contains no batch size. Use --max-bsz >= --min-bsz"
+    problem = f"no searched global batch size ({shown})"
+    # With any multiple of the GPUs, each GPU can have a whole sample.
+    if options.settle_chunk is None and not ruled and all(one % world_size for one in batches):
+        return OptionError(
+            f"{problem} can be split evenly over {world_size} GPUs",
+            remedy=f"Use --global-batch-size {batches[0] + -batches[0] % world_size}",
         )
     chunk = "" if options.settle_chunk is None else f" in {options.settle_chunk} micro-batches"
-    return (
-        f"no global batch size ({shown}){chunk} gives whole samples per rank on "
-        f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
-        "1F1B needs m >= p). Change --global-batch-size, --micro-batches or "
-        "--bsz-scale"
+    pipelines = " or ".join(map(str, stages[:4])) + (" or more" if len(stages) > 4 else "")
+    return OptionError(
+        f"{problem}{chunk} is possible on {world_size} GPUs: it must be a multiple of "
+        "micro-batches x data-parallel ranks, and 1F1B needs at least as many micro-batches as "
+        f"stages ({pipelines})",
+        remedy="Change --global-batch-size, --micro-batches or the batch of --pin",
     )
 
 

@@ -162,11 +162,13 @@ def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
 def reduction_s(
     machine: Machine, job: Job, held: Mapping[ReplicaGroup, float]
 ) -> tuple[float, float, float, float]:
-    """Return seconds of a stage's gradient reduction and weight all-gather, then bytes of both.
+    """Return (reduction s, all-gather s, reduced bytes, gathered bytes) of a stage and step.
+
+    The reduction is that of gradients, the all-gather that of weights. ZeRO-3 and frozen groups are
+    excluded: ZeRO-3 communicates per layer (`dense_traffic_s`, `expert_traffic_s`). Bytes are those
+    of unsharded tensors, before the reduction and after the all-gather.
 
     held : parameters of a rank by group
-
-    Bytes are those of unsharded tensors, before the reduction and after the all-gather.
     """
     grads = gradient_bytes(machine, job)
     summed = gathered = summed_bytes = gathered_bytes = 0.0

@@ -112,7 +112,7 @@ def tune(
         check_count(name, number, f"an integer of at least {least}", least, 2**32 - 1)
     check_count("top", top, f"1 to {MOST_TOP}", 1, MOST_TOP)
     if ray is not None and tuner not in ("exhaustive", "ray"):
-        raise InputError(f"ray: {tuner} does not run on Ray, expected the tuner exhaustive or ray")
+        raise InputError(f"--ray needs --tuner exhaustive or ray, got --tuner {tuner}")
     known = space if isinstance(space, TuningSpace) else load_space(space)
     if tuner == "random" and count > MOST_KEPT:
         raise InputError(

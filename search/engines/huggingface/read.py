@@ -323,10 +323,10 @@ _GATHERED = Ignored(flag=_RING, value="allgather", understood=False, concern=_UN
 
 
 def _unwrapped(keys: Keys, zero: Zero) -> tuple[Ignored, ...]:
-    """Return the wrapping policy of FSDP, unless every layer is a unit.
+    """Return the FSDP wrapping policy as an ignored setting.
 
-    A missing policy is NO_WRAP (`FullyShardedDataParallelPlugin` of accelerate): the whole model is
-    one unit.
+    Empty if every layer is a unit, or nothing is sharded. A missing policy is NO_WRAP
+    (`FullyShardedDataParallelPlugin` of accelerate): the whole model is one unit.
     """
     policy = keys.text(_WRAP, "NO_WRAP").upper()
     if not zero or policy == "TRANSFORMER_BASED_WRAP":

@@ -562,8 +562,8 @@ def _communication(
     if split.tp > 1 and any(kind.startswith("a2a") for kind in kinds):
         raise words.fail(
             flag,
-            f"exchanges heads beside --tensor-model-parallel-size {split.tp}, and a layer of a "
-            "plan has tensor parallelism or Ulysses",
+            f"all-to-all (Ulysses) with --tensor-model-parallel-size {split.tp} cannot be read as "
+            "a per-layer plan",
             "Use p2p",
         )
     exchange = words.numbers(Flag.HIERARCHY)[0] if "a2a+p2p" in kinds else 1

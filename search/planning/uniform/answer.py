@@ -449,7 +449,8 @@ def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
     either = ""
     if any(one.reason != first.reason for one in others):
         *names, last = (one.engine.name for one in others)
-        either = f" ({first.engine.name}; no legal plan of {', '.join(names)} and {last} either)"
+        rest = " or ".join(filter(None, (", ".join(names), last)))
+        either = f" (rule of {first.engine.name}; no plan of {rest} is legal either)"
     if len(first.broken) != 1:
         return InputError(f"{first.reason}{either}")
     return RuleError((replace(first.broken[0], problem=f"{first.broken[0].problem}{either}"),))

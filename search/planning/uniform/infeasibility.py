@@ -383,8 +383,9 @@ class _Trial:
         if "dp" in shown and "dp" not in self.fixed:
             shown |= {*_NEEDS["dp"]}
         free = [_option(name) for name in _ORDER if name in shown - {"dp", *self.fixed}]
-        helps = f", and no other {' or '.join(free)} helps" if free else ""
-        return replace(broken.notice, problem=broken.notice.problem + helps)
+        others = " or ".join(filter(None, (", ".join(free[:-1]), *free[-1:])))
+        ends = f", and no other value of {others} makes it legal" if free else ""
+        return replace(broken.notice, problem=broken.notice.problem + ends)
 
     def _blamed(self, place: int) -> set[str] | None:
         """Return the fields before a place that exclude all values of the later fields.

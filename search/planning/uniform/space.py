@@ -277,7 +277,7 @@ class UniformSearchSpace:
     def _unlike(
         self, of: Callable[[AttentionDegrees], object]
     ) -> tuple[list[AttentionDegrees], I64]:
-        """Return one attention sharding per distinct key, and the key's index by sharding.
+        """Return one attention sharding per distinct key, and each sharding's index of its key.
 
         of : returns the key of a sharding.
         """

@@ -295,7 +295,7 @@ def test_two_numbers_of_processors_have_to_agree() -> None:
         ({"evaluations": 0}, "evaluations: the value is 0"),
         ({"threads": 0}, "threads: the value is 0"),
         ({"seed": -1}, "seed: the value is -1"),
-        ({"tuner": "smac", "ray": "local"}, "smac does not run on Ray"),
+        ({"tuner": "smac", "ray": "local"}, "--ray needs .* got --tuner smac"),
     ],
 )
 def test_unusable_arguments_are_one_sentence(options: dict[str, Any], said: str) -> None:

@@ -64,7 +64,10 @@ class ExpertDegrees(NamedTuple):
 
 
 class _Time(NamedTuple):
-    """Device and host seconds of a part of the model for one micro-batch, by sharding."""
+    """Device and host seconds of a part of the model for one micro-batch, (n,).
+
+    The axis is that of the attention shardings.
+    """
 
     device_s: F64
     host_s: F64

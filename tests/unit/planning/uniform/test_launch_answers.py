@@ -561,7 +561,7 @@ def _of(given: dict[str, object]) -> tuple[SearchChoice, set[str], set[str]]:
             {"vpp": "2", "pp": "1"},
             "vpp\\(2\\)",
         ),
-        ({"vpp": "7"}, r"vpp\(7\).* and no other pp helps.*[.] Use --vpp 2 or 4"),
+        ({"vpp": "7"}, r"vpp\(7\).* and no other value of pp makes it legal.*[.] Use --vpp 2 or 4"),
         (
             {"pp": "2", "vpp": "3", "engine": "megatron"},
             "--vpp",
