@@ -100,7 +100,7 @@ class OptionError(InputError):
 
 
 class UnsupportedError(InputError):
-    """An engine supports neither a plan, such as its model, nor an approximation of it.
+    """Error for a plan, or its model, that an engine supports neither exactly nor approximately.
 
     `remedy` is an alternative; it is None if only another engine helps.
     """
@@ -145,7 +145,7 @@ _REMEDY = 100
 
 
 def message_of(error: AutoparError) -> str:
-    """Return the message of an error for a console: a line, and one each for a list and a hint.
+    """Return the console message of an error: a line, then one each for a long list and a hint.
 
     Sentences are never cut. In a message that is too long, paths and values are shortened in their
     middle, and a long list has a line of its own.

@@ -424,7 +424,9 @@ def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
 
 
 def check_alike(infos: Sequence[RankInfo]) -> None:
-    """Check that the ranks, in rank order, form a cluster of equal hosts and software.
+    """Check that all hosts have equal devices, software and numbers of consecutive ranks.
+
+    infos : in rank order.
 
     Raises
     ------

@@ -249,7 +249,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
-    """Return given options of dataclasses as option name -> value in base units.
+    """Return the values of `given`, in base units, by option name; `classes` declare the options.
 
     given : option, with hyphens or underscores -> text or value.
 

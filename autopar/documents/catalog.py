@@ -480,10 +480,7 @@ def find_model(name: str) -> Path:
     own = shipped_model(name) if published is None else published[0]
     if own in shipped:
         return shipped[own]
-    raise InputError(
-        f"no model {name!r}: neither a file nor a shipped model",
-        remedy=_nearest(name, shipped, "`autopar models`"),
-    )
+    raise _unknown("model", name, shipped, "`autopar models`")
 
 
 def find_configs(name: str) -> Path | None:
@@ -509,10 +506,7 @@ def find_card(name: str) -> Path:
     """
     found = Path(name) if Path(name).is_file() else shipped_card(name)
     if found is None:
-        raise InputError(
-            f"no device card {name!r}: neither a file nor a shipped card",
-            remedy=f"{_nearest(name, {**_cards(), **_card_aliases()}, _CARDS)}",
-        )
+        raise _unknown("device card", name, {**_cards(), **_card_aliases()}, _CARDS)
     return found
 
 
@@ -535,7 +529,7 @@ def _card_aliases() -> Mapping[str, Path]:
 
 
 def spelled_hardware(text: str) -> str:
-    """Return hardware such as `8xh100`, `2x8xH100` or `h100x8` as `CARD:NxG`.
+    """Return hardware such as `8xh100`, `2x8xH100` or `h100x8` as `CARD:NODESxGPUS`.
 
     A single number is the number of GPUs of one node. Other texts are returned as they are, and so
     are names of folders and shipped profiles.
@@ -559,10 +553,7 @@ def find_site(name: str) -> Path:
     shipped = _files("hardware_configs/sites", "*.json", lambda p: p.stem)
     if name.lower() in shipped:
         return shipped[name.lower()]
-    raise InputError(
-        f"no site {name!r}: neither a file nor a shipped site",
-        remedy=_nearest(name, shipped, "`autopar sites`"),
-    )
+    raise _unknown("site", name, shipped, "`autopar sites`")
 
 
 def find_hardware(name: str) -> Path:
@@ -602,10 +593,7 @@ def find_document(folder: str, what: str, name: str) -> Path:
     aliases = {alias: path.stem for path in cards.values() for alias in _aliases(path)}
     found = shipped.get(name.lower()) or shipped.get(aliases.get(name.lower(), ""))
     if found is None:
-        raise InputError(
-            f"no {what} {name!r}: neither a file nor a shipped {what}",
-            remedy=_nearest(name, shipped, _LISTINGS.get(folder, "")),
-        )
+        raise _unknown(what, name, shipped, _LISTINGS.get(folder, ""))
     return found
 
 
@@ -684,6 +672,22 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
     return sorted((one for one in scores if scores[one] >= 0.95 * most), key=lambda n: -scores[n])[
         :3
     ]
+
+
+def _unknown(what: str, name: str, known: Iterable[str], listing: str = "") -> InputError:
+    """Return the error for a name that is neither a file nor shipped.
+
+    what : kind of document.
+    known, listing : see `_nearest`.
+    """
+    if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
+        if Path(name).is_dir():
+            return DocumentError(name, "this is a folder, expected a file")
+        return DocumentError(name, "this file does not exist", remedy="Check the path")
+    return InputError(
+        f"no {what} {name!r}: neither a file nor a shipped {what.rpartition(' ')[2]}",
+        remedy=_nearest(name, known, listing),
+    )
 
 
 def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:

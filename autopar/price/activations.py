@@ -163,7 +163,7 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     behind = max(0, at.layer.norms - 2)
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
-        yield "inputs of norms behind", behind * whole
+        yield "inputs of post-norms", behind * whole
     # mean and reciprocal standard deviation of each norm in fp32
     yield "norm statistics", 8 * (2 + behind) * at.tokens
 

@@ -108,7 +108,7 @@ def mlp_weights(at: RankLayer) -> Iterator[Weight]:
     norms, mixture = layer.norm_vectors, layer.experts
     # none if one norm precedes both attention and MLP
     yield from _vectors("mlp norm", hidden, norms if layer.norms > 1 else 0)
-    yield from _vectors("norms behind", hidden, max(0, layer.norms - 2) * norms)
+    yield from _vectors("post-norms", hidden, max(0, layer.norms - 2) * norms)
     if mixture is None:
         if layer.mlp is not None:
             yield from _mlp("mlp", at, layer.mlp.width)

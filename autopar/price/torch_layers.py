@@ -66,7 +66,7 @@ def parts_without_recompute(at: RankLayer) -> Parts:
     behind = max(0, at.layer.norms - 2)
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
-        yield "norms behind", behind * _norm_of_layer(at)
+        yield "post-norms", behind * _norm_of_layer(at)
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(at)
     if at.layer.experts is not None:

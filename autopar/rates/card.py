@@ -608,17 +608,17 @@ _REFERENCE = slice(4, 10)
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
-    """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`.
+    """Return (card, number of nodes, GPUs per node) of `CARD:NODESxGPUS`, for example `h100:4x8`.
 
     Raises InputError for text in another form.
     """
     match = re.fullmatch(r"(.+):([0-9]{1,6})[xX]([0-9]{1,4})", text)
     if match is None or not int(match[2]) or not int(match[3]):
         number = re.fullmatch(r"([^:]+):([1-9][0-9]{0,3})", text)
-        shape = "for example h100:4x8 for 4 nodes of 8 GPUs"
+        remedy = "Use, for example, h100:4x8 for 4 nodes of 8 GPUs"
         if number is not None:
-            shape = f"{number[1]}:1x{number[2]} is one node of {number[2]} GPUs"
-        raise InputError(f"hardware {text!r} is not CARD:NxG, {shape}")
+            remedy = f"Use {number[1]}:1x{number[2]} for one node of {number[2]} GPUs"
+        raise InputError(f"--hardware {text}: expected CARD:NODESxGPUS", remedy=remedy)
     return match[1], int(match[2]), int(match[3])
 
 

@@ -34,7 +34,7 @@ class EstimatedFiles:
     hardware: str = option(
         help="GPUs, such as h100:4x8 (4 nodes of 8 GPUs)",
         panel=_WHAT,
-        metavar="CARD:NxG",
+        metavar="CARD:NODESxGPUS",
         parse=spelled_hardware,
     )
     out: Path = option(help="folder of the written files", panel=_WHAT, metavar="DIR")

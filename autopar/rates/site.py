@@ -558,8 +558,9 @@ def data_parallel_work(
     batch : sequences per rank.
 
     6 FLOP per GEMM weight and token, 2 of them forward (Narayanan et al. 2021, section 5.1).
-    Attention has 12 per pair of tokens and width of the heads; causal attention has half of the
-    pairs. Gradients are summed in fp32 once. Raises InputError for an incomplete architecture.
+    Attention: 12 FLOP per pair of tokens and per element of all heads' width; causal attention has
+    half of the pairs. Gradients are summed in fp32 once. Raises InputError for an incomplete
+    architecture.
     """
     vocab = padded_vocab_size(spec)
     flop = moved = weights = 0.0

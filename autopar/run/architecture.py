@@ -346,10 +346,10 @@ def windows_of(model: Model) -> tuple[int | None, int]:
 
 
 def refuse_unlike(model: Model) -> None:
-    """Raise InputError if a uniform plan is impossible because layers differ too much.
+    """Raise InputError if the layers of a model do not allow a uniform plan.
 
-    Uniform plans need a decoder-only model. Each layer has attention and an MLP, and layers differ
-    only in MoE or dense MLP and in the sliding window.
+    A uniform plan needs a decoder-only model whose layers all have attention and an MLP. Layers may
+    differ only in having experts or a dense MLP, and in the sliding window.
     """
     for layer in model.kinds:
         attention = layer.attention

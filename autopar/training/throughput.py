@@ -70,7 +70,7 @@ class Throughput(Record):
 
     @property
     def flop_per_s(self) -> float | None:
-        """Model FLOP per second and GPU, which engines log as throughput."""
+        """Model FLOP per second and GPU, which engines log as throughput; None if unknown."""
         return None if self.model_flop is None else self.model_flop / (self.step_s * self.gpus)
 
     @property

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 def parallelized(layer: nn.Module, plan: Mapping[str, Any], degree: int) -> nn.Module:
     """Shard a layer in place by a tensor-parallel plan, as rank 0 of `degree` ranks; return it.
 
-
     Raises the exceptions of `parallelize_module` if the plan does not fit the layer.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -418,7 +418,7 @@ class Series(Record, dict=True):
 
     @cached_property
     def fit(self) -> tuple[float, float] | None:
-        """Latency in s and seconds per byte; None for fewer than three points."""
+        """Latency in s and seconds per byte: the sidecar's, or a fit; None below three points."""
         if self.given_fit is not None:
             return self.given_fit
         if len(self.points) < _FIT_POINTS:

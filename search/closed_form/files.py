@@ -262,7 +262,7 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
     elif any(layer.latent is not None for layer in spec.layers):
         what = "has latent attention"
     elif any(layer.window and layer.window < layer.seq_length for layer in spec.layers):
-        what = "has windows of attention"
+        what = "has sliding-window attention"
     # Equal in everything but the number of layers.
     elif any(
         asdict(layer) != {**asdict(first), "num_layers": layer.num_layers} for layer in spec.layers

@@ -43,7 +43,7 @@ class CheckSpec:
     """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
-        help="launch script or configuration file of an engine (docs/guides/check.md)",
+        help="launch script or configuration file of an engine",
         panel=_WHAT,
         positional=True,
         metavar="FILE",
@@ -63,7 +63,7 @@ class CheckSpec:
         None,
         help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs)",
         panel=_WHERE,
-        metavar="CARD:NxG",
+        metavar="CARD:NODESxGPUS",
         parse=spelled_hardware,
         shown="card of the file or h100, GPUs of the file",
     )
@@ -266,7 +266,10 @@ def _patch(
 def _draw(
     pictures: Pictures, file: CheckedFile, target: Target, assessment: Assessment | None
 ) -> None:
-    """Write the page and trace of a launch script, before anything about it is printed."""
+    """Write the requested HTML page and trace of a launch script.
+
+    Raises InputError if it has no step time.
+    """
     from autopar.errors import InputError
     from search.show.settings import degrees_line
 

@@ -457,7 +457,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     Raises InfeasibleError if no execution is possible.
     """
     from search.closed_form.session import Session
-    from search.show.closed_form import infeasible_sentence
+    from search.show.closed_form import infeasible
 
     if files.plot is not None:
         from autopar.command.show import require_matplotlib
@@ -473,9 +473,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
         _search(session)
         found = any(answer.best for answer in session.answers)
         if not found and not session.stopped:
-            raise InfeasibleError(
-                infeasible_sentence(session.answers, question.name, question.system, question.unit)
-            )
+            raise infeasible(session.answers, question.name, question.system, question.unit)
         if points is not None:
             # A stopped search keeps its partial file.
             points.keep = session.stopped

@@ -166,8 +166,8 @@ autopar-export PLAN.json --to ENGINE writes the files and prints the launch comm
 the engine does not support are listed, and nothing is written (exit code 3), unless --allow-approx
 selects the nearest plan of the engine and estimates it.
 
-autopar-export --from ENGINE FILE --hardware CARD:NxG reads an existing configuration (script, YAML,
-JSON, TOML) and writes a plan file for autopar-search --evaluate.
+autopar-export --from ENGINE FILE --hardware CARD:NODESxGPUS reads an existing configuration
+(script, YAML, JSON, TOML) and writes a plan file for autopar-search --evaluate.
 
 PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
 for model and hardware, or a launch script with --hardware CARD:NODESxGPUS.

@@ -152,7 +152,7 @@ class Constraints(Record):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that set constraints, such as `micro-batch-size`; no precision."""
+        """Names of options that set constraints, such as `micro-batch-size`, except `precision`."""
         names = {
             "micro_batch": "micro-batch-size",
             "overlap_experts": "moe-overlap",

@@ -199,20 +199,20 @@ def unsupported_modules(spec: ModelSpec) -> tuple[str, ...]:
     """
     found = {
         "latent attention": any(layer.latent is not None for layer in spec.layers),
-        "windows of attention": any(
+        "sliding-window attention": any(
             layer.window is not None and layer.window < layer.seq_length for layer in spec.layers
         ),
         "shared experts": any(layer.shared_expert_width for layer in spec.layers),
-        "sinks of attention": any(layer.attention_sinks for layer in spec.layers),
-        "norms behind or in the place of others": any(
+        "attention sinks": any(layer.attention_sinks for layer in spec.layers),
+        "more or fewer than two norms per layer": any(
             layer.num_norms is not None for layer in spec.layers
         ),
-        "norms of all queries": any(layer.wide_qk_norms for layer in spec.layers),
+        "QK norms over all heads": any(layer.wide_qk_norms for layer in spec.layers),
         "experts with biases": any(
             layer.router_biases or (layer.biases and layer.num_experts is not None)
             for layer in spec.layers
         ),
-        "modules of further tokens": spec.mtp_layers > 0,
+        "MTP layers": spec.mtp_layers > 0,
     }
     return tuple(what for what, there in found.items() if there)
 

@@ -252,7 +252,7 @@ def world_size_of(path: Path | str, own: int | None, asked: CheckOptions) -> int
         raise DocumentError(
             path,
             f"the script starts {own} processes, but --hardware has {asked.world_size} GPUs",
-            remedy=f"Use --hardware CARD:NxG with {own} GPUs",
+            remedy=f"Use --hardware CARD:NODESxGPUS with {own} GPUs",
         )
     found = asked.world_size or own
     if found is None:

@@ -137,8 +137,8 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
     found = {
         "experts": any(layer.num_experts is not None for layer in layers),
         "latent attention": any(layer.latent is not None for layer in layers),
-        "windows of attention": any(layer.window is not None for layer in layers),
-        "modules of further tokens": spec.mtp_layers > 0,
+        "sliding-window attention": any(layer.window is not None for layer in layers),
+        "MTP layers": spec.mtp_layers > 0,
     }
     return tuple(what for what, there in found.items() if there)
 
@@ -178,7 +178,7 @@ def _unnamed(request: Request) -> str:
         return ""
     if alone == {"hardware"}:
         return "" if named_card(inputs.hardware) is None else "use --model to search by engine"
-    return "use --hardware CARD:NxG to search by engine"
+    return "use --hardware CARD:NODESxGPUS to search by engine"
 
 
 def _estimated(request: Request, *, any_memory: bool = False) -> bool:

@@ -460,7 +460,7 @@ def _changes(choice: ExportCandidate) -> list[str]:
     if choice.not_priced:
         change = f"not priced: {choice.not_priced}"
     elif choice.before is None or choice.after is None:
-        change = "unknown without hardware. Add --hardware CARD:NxG"
+        change = "unknown without hardware. Add --hardware CARD:NODESxGPUS"
     else:
         change = change_sentence(choice.before, choice.after)
     return [f"as the engine runs it{how}: {change}"]

@@ -38,6 +38,7 @@ class ComparisonSide(Record):
     fits: bool | None = None
     """True if the plan fits in memory at the requested OOM probability; None for a trace."""
     odds_of_oom: float | None = None
+    """OOM probability, 0 to 1; None for a trace."""
     degrees: Mapping[str, Any] = field(default_factory=dict)
     step_time_s: float
     global_batch: int | None = None

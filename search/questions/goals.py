@@ -1,8 +1,8 @@
 """Choice of a cluster for a goal: the cheapest per token or the smallest part of a cluster.
 
-`--hardware CARD:NxG` names the largest cluster. Its parts have a number of nodes that divides N, or
-one node with a number of GPUs that divides G; other sizes have few possible degrees. Every part is
-searched as a separate cluster, so the choice among them is exact.
+`--hardware CARD:NODESxGPUS` names the largest cluster. Its parts have a number of nodes that
+divides NODES, or one node with a number of GPUs that divides GPUS; other sizes have few possible
+degrees. Every part is searched as a separate cluster, so the choice among them is exact.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> GoalResult:
     question = route_of(request).launches
     if question is None:
         raise OptionError(
-            f"--goal {goal} needs --model NAME and --hardware CARD:NxG, without "
+            f"--goal {goal} needs --model NAME and --hardware CARD:NODESxGPUS, without "
             "measured files or options of per-layer plans",
             remedy="Remove --goal",
         )

@@ -455,7 +455,7 @@ class _Events:
             self._transfers = True
 
     def _term(self, kernel: Event) -> int:
-        """Return the place of a kernel's term: by process group for NCCL kernels, else by name."""
+        """Return the index of a kernel's term: by process group for NCCL kernels, else by name."""
         name = str(kernel.name)
         if "nccl" not in name.lower():
             return _kind_of(name)
@@ -596,7 +596,7 @@ def _is_exchange(collective: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _kind_of(name: str) -> int:
-    """Return the place of the term of a kernel other than NCCL's, by its name."""
+    """Return the index in `TRACE_TERMS` of the term of a kernel other than NCCL's, by its name."""
     term = next((term for pattern, term in _KINDS if pattern.search(name)), "memory-bound")
     return TRACE_TERMS.index(term)
 
@@ -611,7 +611,7 @@ def _group_of(description: str) -> str | None:
 def _exposed(ends: _F64, kinds: NDArray[np.integer[Any]], steps: _F64) -> dict[str, float]:
     """Return the mean seconds of a step by term, without time of terms of higher priority.
 
-    ends, kinds : start and end in microseconds, and place of the term, of every kernel.
+    ends, kinds : start and end in microseconds, and index of the term, of every kernel.
     steps : start and end of the steps in microseconds, shape (M, 2).
     """
     covered = np.empty((0, 2))

@@ -77,7 +77,7 @@ def _check_documents(model: object, hardware: object) -> None:
             )
     if not isinstance(hardware, str | HardwareProfile):
         raise OptionError(
-            f"hardware: expected CARD:NxG, a name, a folder or a HardwareProfile, "
+            f"hardware: expected CARD:NODESxGPUS, a name, a folder or a HardwareProfile, "
             f"got {hardware!r:.60}"
         )
 

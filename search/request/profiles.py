@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autopar.rates.site import Site
 
 _CARD = re.compile(r".+:[^/\\]*")
-"""Text in the form CARD:NxG, well formed or not."""
+"""Text in the form CARD:NODESxGPUS, well formed or not."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
 _MEASURE_HARDWARE = "torchrun -m profiler.hardware"
 
@@ -65,12 +65,12 @@ class DiscoveredProfiles(Record):
         if self.hardware is not None:
             lines.append(
                 f"--hardware not given; using the hardware of {self.hardware}. "
-                "Use --hardware CARD:NxG to estimate"
+                "Use --hardware CARD:NODESxGPUS to estimate"
             )
         if self.times is not None:
             lines.append(
                 f"--time-profiling-path not given; using {self._profile}. Use "
-                "--hardware CARD:NxG to estimate"
+                "--hardware CARD:NODESxGPUS to estimate"
             )
         return (*lines, *self.unused)
 
@@ -111,7 +111,7 @@ def find_places(
     Parameters
     ----------
     spec : returns the model; called only where its files matter.
-    card : hardware as CARD:NxG if it is named, which requests estimates.
+    card : hardware as CARD:NODESxGPUS if it is named, which requests estimates.
     has_hardware : True if a card, a folder or a file of hardware is named.
     has_profile : True if times or memory of the model are named.
     has_shape : True if a number of nodes or GPUs is named, which selects a measured cluster.
@@ -145,7 +145,8 @@ def find_places(
                 f"--hardware is missing: {times[0]} has measured times of "
                 f"{model.name}, but {HARDWARE_FOLDER} no cluster",
                 remedy=(
-                    f"Add --hardware CARD:NxG such as a100-80gb:1x8, or run {_MEASURE_HARDWARE}"
+                    "Add --hardware CARD:NODESxGPUS such as a100-80gb:1x8, or run "
+                    f"{_MEASURE_HARDWARE}"
                 ),
             )
         if len(hardware) == 1:
@@ -334,7 +335,7 @@ def _is_of(site: Site, card: Card) -> bool:
 
 
 def named_card(hardware: str | None) -> str | None:
-    """Return the hardware if it has the form CARD:NxG and is no folder, else None."""
+    """Return the hardware if it has the form CARD:NODESxGPUS and is no folder, else None."""
     is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
     return hardware if is_card else None
 
@@ -342,7 +343,7 @@ def named_card(hardware: str | None) -> str | None:
 def card_shape(
     hardware: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
 ) -> tuple[str, int, int]:
-    """Return (card, nodes, GPUs per node) of hardware in the form CARD:NxG.
+    """Return (card, nodes, GPUs per node) of hardware in the form CARD:NODESxGPUS.
 
     Raises OptionError if one of the given numbers contradicts it.
     """
@@ -373,7 +374,7 @@ def is_bare_card(hardware: str) -> bool:
 def card_with_shape(
     card: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
 ) -> str:
-    """Return `CARD:NxG` of a card and the numbers of nodes and GPUs given with it.
+    """Return `CARD:NODESxGPUS` of a card and the numbers of nodes and GPUs given with it.
 
     Without `gpus_per_node` a node has as many GPUs as the card allows. Raises OptionError if the
     numbers do not define a shape.

@@ -78,7 +78,7 @@ class InputSpec:
         None,
         help="CARD:NODESxGPUS (estimated), shipped name, or a folder of profiles",
         panel=_IN,
-        metavar="CARD:NxG",
+        metavar="CARD:NODESxGPUS",
         parse=catalog.spelled_hardware,
         brief="h100:8x8 (8 nodes of 8 GPUs), or a profile folder",
         most_used=True,
@@ -235,7 +235,7 @@ def load_placed(
     if inputs.site is not None and card is None:
         raise OptionError(
             "--site needs estimated hardware, but the hardware is measured",
-            remedy="Remove --site, or use --hardware CARD:NxG",
+            remedy="Remove --site, or use --hardware CARD:NODESxGPUS",
         )
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
@@ -353,7 +353,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
             raise OptionError(
                 "--hardware is missing",
                 remedy=(
-                    "Add --hardware CARD:NxG such as a100-80gb:1x8, a folder of "
+                    "Add --hardware CARD:NODESxGPUS such as a100-80gb:1x8, a folder of "
                     "hardware files, or --allreduce-bandwidth-config-path"
                 ),
             )
@@ -363,7 +363,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     if asked is not None and given:
         raise OptionError(
             f"--hardware {asked} estimates the cluster, but {given[0]} names a measured file",
-            remedy="Use --nodes and --gpus-per-node instead of CARD:NxG",
+            remedy="Use --nodes and --gpus-per-node instead of CARD:NODESxGPUS",
         )
     if asked is None:
         return measured_hardware(inputs, name), None
@@ -477,7 +477,7 @@ def _model(
             f"--model {spec.name}: no measured profile found",
             remedy=(
                 "Add --time-profiling-path and --memory-profiling-path, or "
-                "--hardware CARD:NxG to estimate"
+                "--hardware CARD:NODESxGPUS to estimate"
             ),
         )
     profile = estimate.estimate_model(

@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_plain, wrapped
+from autopar.errors import InfeasibleError
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
@@ -225,8 +226,8 @@ def show_sweep(
     _print_rows(console, ("best", "execution"), letters, words_last=True)
 
 
-def infeasible_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
-    """Return the reasons why no execution is possible, with a remedy, in one sentence.
+def infeasible(answers: Sequence[Answer], name: str, system: str, unit: str) -> InfeasibleError:
+    """Return the error with the reasons why no execution is possible, and a remedy.
 
     Reasons are taken from the search with the largest number of executions. name, system : model
     and system. unit : 'processor' or 'GPU'.
@@ -236,14 +237,15 @@ def infeasible_sentence(answers: Sequence[Answer], name: str, system: str, unit:
     if answer.strategy is not None:
         name = f"{name} with {answer.strategy}"
     if not answer.considered:
-        return (
-            f"no way to divide {name} over {count} of {system} was found; choose "
-            f"another number of {unit}s, or a batch that it divides"
+        return InfeasibleError(
+            f"no way to divide {name} over {count} of {system} was found",
+            remedy=f"Use another number of {unit}s, or a batch that it divides",
         )
     why = "; ".join(f"{some:,} {_because(text)}" for text, some in answer.rejected.items())
-    return (
-        f"none of {answer.considered:,} executions of {name} can run on {count} of "
-        f"{system}: {why}; give more {unit}s, more memory, or another batch"
+    return InfeasibleError(
+        f"no execution of {name} can run on {count} of {system} "
+        f"({answer.considered:,} tried): {why}",
+        remedy=f"Use more {unit}s, more memory or another batch",
     )
 
 
@@ -320,7 +322,11 @@ def _letters(place: int) -> str:
 
 
 def _because(text: str) -> str:
-    return f"because {text}" if not text.startswith("needs ") else text.replace("needs", "need", 1)
+    return (
+        f"fail because {text}"
+        if not text.startswith("needs ")
+        else text.replace("needs", "need", 1)
+    )
 
 
 def _spread(points: Sequence[Point]) -> list[Point]:

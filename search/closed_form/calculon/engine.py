@@ -20,7 +20,7 @@ from autopar.records import (
     replace,
     shorten,
 )
-from autopar.units import format_magnitude
+from autopar.units import format_count, format_magnitude
 from search.closed_form import native
 from search.closed_form.calculon.documents import (
     CHOICES,
@@ -151,8 +151,7 @@ _TABLE: tuple[_Reason, ...] = (
     _input("We only perform optimizer offloading during training"),
     _input(
         "a network tier does not exist",
-        "{name}: the value is {value}, and the system has {num_tiers} network tier(s), numbered "
-        "from 0",
+        "{name}: the value is {value}, but the system has {tiers}, numbered from 0",
         _without_tier,
     ),
     _infeasible("Network tier isn't big enough", "Network tier{tier} isn't big enough"),
@@ -242,7 +241,7 @@ def refusal(
         name=name,
         value=getattr(x, name, None),
         choices=", ".join(CHOICES.get(name, ())),
-        num_tiers=len(system.networks),
+        tiers=format_count(len(system.networks), "network tier"),
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
         # Multiquery attention has one key-value head, whatever the application.

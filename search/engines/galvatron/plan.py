@@ -91,7 +91,10 @@ class _GlobalMode(Record, forbid_unknown_fields=False):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options that are set; null, and -1 as a default of Galvatron, mean unset."""
+        """Return the options that are set.
+
+        Unset are null and, where Galvatron's default is -1, that value.
+        """
         kinds = get_type_hints(cls)
         found = {}
         for key, value in data.items():

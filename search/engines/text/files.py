@@ -117,8 +117,8 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
                 if handle == "!":  # of an application, such as CloudFormation
                     where = f"line {token.start_mark.line + 1}"
                     raise _no_launch(path, f"{where} has the tag {shortened(f'!{name}')}")
-                problem = f"uses {text[token.start_mark.index]!r}, a part of YAML that is not read"
-                raise _fail(path, token.start_mark.line, problem + " here")
+                problem = "has a YAML tag ('!'), which is not supported"
+                raise _fail(path, token.start_mark.line, problem, "Remove the tag, or use JSON")
             depth += token.id in _OPENING
             depth -= token.id in _CLOSING
             if depth > DEEPEST:
@@ -240,10 +240,10 @@ def _no_launch(path: object, why: str) -> DocumentError:
     return DocumentError(str(path), f"is not a launch file of an engine that autopar knows: {why}")
 
 
-def _fail(path: object, line: int, problem: str) -> DocumentError:
-    return DocumentError(
-        str(path), f"line {line + 1} {problem}", remedy="Simplify the YAML, or use JSON"
-    )
+def _fail(
+    path: object, line: int, problem: str, remedy: str = "Simplify the YAML, or use JSON"
+) -> DocumentError:
+    return DocumentError(str(path), f"line {line + 1} {problem}", remedy=remedy)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Exit(Exception):  # noqa: N818 (no error)
 
 
 class Sink:
-    """Output of a command substitution; `known` is False if only running tells it."""
+    """Output of a command substitution; `known` is False if it is known only at run time."""
 
     def __init__(self) -> None:
         self.parts, self.known = list[str](), True
@@ -63,11 +63,11 @@ class Sink:
 
 
 class Builtins(Expansion):
-    """Builtins of one interpretation; each returns its exit status, None if only running tells."""
+    """Builtins of one interpretation; each returns its exit status, None if it is unknown."""
 
     sink: Sink
     input: Input | None
-    """Standard input; None if only running tells it."""
+    """Standard input; None if known only at run time."""
 
     def evaluate(self, shell: Shell, text: str, line: int) -> int | None:
         """Parse and run a text."""

@@ -509,14 +509,14 @@ class Expansion(Words):
         return value.upper() if how == "U" else value.lower()
 
     def _pattern(self, shell: Shell, text: str, written: str) -> Pattern | str:
-        """Return the pattern behind an operator; a text if only running tells or it is not read."""
+        """Return the pattern behind an operator; a text if known only at run time or not read."""
         word = _operand(text, self.path, False)
         return self.compiled(shell, self.pattern_text(shell, word), written)
 
     def compiled(
         self, shell: Shell, text: str, written: str, *, extended: bool | None = None
     ) -> Pattern | str:
-        """Return the pattern of a glob; a text if only running tells or it is not read."""
+        """Return the pattern of a glob; a text if known only at run time or not read."""
         if is_open(text):
             holes = self.holes.of(text)
             return self.holes.character(
@@ -590,7 +590,7 @@ class Expansion(Words):
     # Arithmetic.
 
     def sum(self, shell: Shell, text: str, written: str | None = None) -> str:
-        """Return the value of `$((text))` as text; open if only running tells.
+        """Return the value of `$((text))` as text; open if known only at run time.
 
         Raises DocumentError for an expression that bash rejects or that is not interpreted.
         """

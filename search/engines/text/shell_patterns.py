@@ -139,7 +139,8 @@ def _bracket(text: str, at: int, *, escapes: bool) -> tuple[One, int] | None:
 def regular_pattern(text: str) -> Pattern:
     """Return the pattern of an extended regular expression, for use with `found`.
 
-    Raises UnreadPatternError for back references and other escapes of letters and digits.
+    Raises UnreadPatternError for back references and other escapes of letters and digits,
+    unbalanced parentheses, and quantifiers without an operand.
     """
     nodes, at = _choices(text, 0)
     if at < len(text):

@@ -124,7 +124,7 @@ class Statements(Builtins):
         )
 
     # ----------------------------------------------------------------------------------------------
-    # Statements; each returns its exit status, or None if only running tells.
+    # Statements; each returns its exit status, or None if known only at run time.
 
     def body(self, shell: Shell, body: Body) -> int | None:
         status: int | None = 0
@@ -302,7 +302,7 @@ class Statements(Builtins):
         return status
 
     def _matches(self, shell: Shell, value: str, patterns: Sequence[Word]) -> bool | None:
-        """Return True if one of the patterns of `case` matches; None if only running tells."""
+        """Return True if one of the patterns of `case` matches; None if known only at run time."""
         found: bool | None = False
         for word in patterns:
             one = self._matches_glob(shell, value, word, extended=None)

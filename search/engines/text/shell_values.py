@@ -337,7 +337,7 @@ class Condition:
 
 
 def nonempty(text: str) -> bool | None:
-    """Return True if a text is not empty; None if only running tells."""
+    """Return True if a text is not empty; None if known only at run time."""
     return True if _HOLE.sub("", text) else None if text else False
 
 

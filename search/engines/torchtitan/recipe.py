@@ -94,10 +94,10 @@ def beyond(model: Model) -> Mapping[str, bool]:
         f"{model.positions} positions": not rotary,
         "positions in a part of each head": rotary and attention.rotary_share != 1.0,
         "norms other than two RMSNorms a layer": layer.norm != "rms" or layer.norms != 2,
-        "norms of queries and keys": attention.head_norms != "none",
+        "QK norms": attention.head_norms != "none",
         "latent attention": attention.latent is not None,
-        "windows of attention": attention.window is not None,
-        "modules of further tokens": model.mtp > 0,
+        "sliding-window attention": attention.window is not None,
+        "MTP layers": model.mtp > 0,
     }
 
 

@@ -1,4 +1,4 @@
-"""Conversion of per-layer search results to the `Answer` record of reports, and plans in words.
+"""Conversion of per-layer search results to the report record `Answer`, and plans in words.
 
 All figures are copied from `SearchResult` and `Prediction`.
 """
@@ -111,7 +111,7 @@ def priced_of(
     *,
     estimated: bool,
 ) -> Priced:
-    """Return a per-layer plan with time, memory and interval, as the record of reports.
+    """Return the report record of a per-layer plan: time, memory and interval.
 
     throughput : throughput of the plan; None if it cannot run.
     sources : input files.
@@ -152,7 +152,7 @@ def priced_of(
 
 
 def priced_of_result(result: SearchResult, throughput: Throughput | None = None) -> Priced | None:
-    """Return the best plan of a search as the record of reports; None if there is no plan."""
+    """Return the report record of a search's best plan; None if there is no plan."""
     if result.plan is None or result.prediction is None:
         return None
     return priced_of(

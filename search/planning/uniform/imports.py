@@ -144,7 +144,7 @@ def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
     if hardware is None or named_card(hardware) is None:
         raise OptionError(
             f"{path} names no cards and no number of GPUs",
-            remedy="Add --hardware CARD:NxG, such as h100:8x8",
+            remedy="Add --hardware CARD:NODESxGPUS, such as h100:8x8",
         )
     name, nodes, each = parse_hardware(hardware)
     return load_card(name).gpu, nodes * each

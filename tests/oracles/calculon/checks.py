@@ -72,8 +72,9 @@ def check_execution(application: Application, x: Execution, system: System, quir
     for name in ("tensor_par_net", "pipeline_par_net", "data_par_net"):
         if getattr(x, name) >= len(system.networks):
             raise _contradiction(
-                f"{name}: the value is {getattr(x, name)}, and the system has "
-                f"{len(system.networks)} network tier(s), numbered from 0"
+                f"{name}: the value is {getattr(x, name)}, but the system has "
+                f"{len(system.networks)} network tier{'s' * (len(system.networks) != 1)}, "
+                "numbered from 0"
             )
     _check_tiers(x, system, quirks)
 

@@ -703,7 +703,7 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
             "Megatron-LM (script, YAML or JSON)",
         ),
         (LLAMA, (), "--hardware"),
-        (LLAMA, ("--hardware", "h100"), "hardware 'h100' is not CARD:NxG"),
+        (LLAMA, ("--hardware", "h100"), "--hardware h100: expected CARD:NODESxGPUS"),
         (
             with_flags(LLAMA, world_size=32),
             ("--hardware", "h100:8x8"),

@@ -37,7 +37,7 @@ OTHER_BLOCKS = {
          "qwen3-30b-a3b"),
         "mixture of experts",
     ),
-    "gemma-3-27b": "windows of attention",
+    "gemma-3-27b": "sliding-window attention",
     "t5-3b": "encoder-decoder",
 }  # fmt: skip
 

@@ -179,7 +179,7 @@ def test_transfers_of_stages_wait_for_each_other(num_nodes):
 
 @pytest.mark.parametrize("text", ["h100", "h100:4", "h100:0x8", "h100:4x0", ":1x8", "h100:-1x8"])
 def test_bad_hardware_text(text):
-    with pytest.raises(InputError, match="CARD:NxG"):
+    with pytest.raises(InputError, match="CARD:NODESxGPUS"):
         parse_hardware(text)
 
 
@@ -350,7 +350,7 @@ def _same_times(folder, spec):
     ("changed", "words"),
     [
         ({"--model": "lama2-7b"}, "llama2-7b"),
-        ({"--hardware": "a100"}, "CARD:NxG"),
+        ({"--hardware": "a100"}, "CARD:NODESxGPUS"),
         ({"--hardware": "c64:1x8"}, "no device card 'c64'"),
         ({"--precision": "int8"}, "int8"),
         ({"--seq-length": "many"}, "--seq-length"),

@@ -206,7 +206,7 @@ def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(
 
     entry = files_of(TITAN, "torchtitan")
     assert export.run(["--from", "torchtitan", entry]) == 2
-    assert "--hardware CARD:NxG" in capsys.readouterr().err
+    assert "--hardware CARD:NODESxGPUS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_script_is_priced_and_explained_as_it_is(
     path = files_of(MEGATRON, "megatron")
     assert not path.endswith(".json")
     assert search.run(["--evaluate", path]) == 2
-    assert "--hardware CARD:NxG" in capsys.readouterr().err
+    assert "--hardware CARD:NODESxGPUS" in capsys.readouterr().err
 
     assert export.run(["--from", "megatron", path, *HARDWARE, "--out", "own.json"]) == 0
     assert search.run(["--evaluate", "own.json", "--json", "-"]) == 0
