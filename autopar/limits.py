@@ -137,7 +137,9 @@ def refuse_long_integers(path: Path, data: object, key: str = "") -> None:
         for place, item in enumerate(data):
             refuse_long_integers(path, item, f"{key}[{place}]")
     elif is_long_integer(data):
-        raise DocumentError(path, f"is an integer of more than {MOST_DIGITS:,} digits", key=key)
+        raise DocumentError(
+            path, f"the value is an integer of more than {MOST_DIGITS:,} digits", key=key
+        )
 
 
 def is_long_integer(value: object) -> bool:

@@ -172,7 +172,7 @@ def check_version(
         problem = f"expected a positive integer, got {shorten(version)}"
         raise DocumentError(path, problem, key="version")
     if version > newest:
-        problem = f"is {version}, but this release reads up to {newest}"
+        problem = f"the value is {version}, but this release reads up to {newest}"
         raise DocumentError(path, problem, key="version", remedy=f"Update autopar or {again}")
 
 

@@ -753,7 +753,7 @@ def read_strategy(
     if document.plan is None:
         raise DocumentError(
             path,
-            "holds no plan, because the search found none that fits",
+            "no plan is given, because the search found none that fits",
             key="plan",
             remedy="Search again with a larger --memory-constraint",
         )

@@ -51,7 +51,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         numbers = ", ".join(str(layer.num_layers) for layer in layers)
         raise DocumentError(
             path,
-            f"is true, but the layer types have {numbers} layers",
+            f"the value is true, but the layer types have {numbers} layers",
             key="interleaved",
             remedy="Use the same number of layers for each type",
         )

@@ -162,7 +162,7 @@ class _File(Entry, forbid_unknown_fields=False):
                 raise KeyFault(key, f"unknown key with value {shorten(value)}. {hint}")
         for one in fields(cls):
             if one.required and one.name not in data:
-                raise KeyFault(one.name, "is missing. Add it to the strategy")
+                raise KeyFault(one.name, "this key is missing. Add it to the strategy")
         return data
 
     def check(self, data: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ class _File(Entry, forbid_unknown_fields=False):
         for key in lists:
             if key in self.given and len(getattr(self, key)) != num_layers:
                 has = format_count(len(getattr(self, key)), "entry", "entries")
-                raise KeyFault(key, f"has {has} for {num_layers} layers")
+                raise KeyFault(key, f"the list has {has} for {num_layers} layers")
 
 
 class _GalvatronFile(_File):
@@ -222,7 +222,7 @@ class _GalvatronFile(_File):
         if {"embed_sdp", "vocab_sdp"} <= self.given and self.embed_sdp != self.vocab_sdp:
             raise KeyFault(
                 "vocab_sdp",
-                f"is {int(self.vocab_sdp)}, but 'embed_sdp' is "
+                f"the value is {int(self.vocab_sdp)}, but 'embed_sdp' is "
                 f"{int(self.embed_sdp)}. Both set the same option; use one value",
             )
         stages, num_layers = self.pp_deg, len(self.tp_sizes_enc)
@@ -236,7 +236,7 @@ class _GalvatronFile(_File):
         sizes = self.pp_division
         if len(sizes) != stages:
             has = format_count(len(sizes), "entry", "entries")
-            raise KeyFault("pp_division", f"has {has}, but pp_deg is {stages}")
+            raise KeyFault("pp_division", f"the list has {has}, but pp_deg is {stages}")
         if sum(sizes) != num_layers:
             shown = " + ".join(map(str, sizes)) if len(sizes) <= 16 else "the sum"
             raise KeyFault(
@@ -252,7 +252,7 @@ class _GalvatronFile(_File):
         if not world:
             raise DocumentError(
                 path,
-                "is missing, as in files of earlier releases",
+                "this key is missing, as in files of earlier releases",
                 key="world_size",
                 remedy="Add --nodes and --gpus-per-node",
             )
@@ -327,7 +327,7 @@ class _PaddleFile(_File):
             stages = ", ".join(map(str, sorted(set(self.sharding_stage_list))))
             raise KeyFault(
                 "sharding_stage_list",
-                f"has the ZeRO stages {stages}; apart from 3, all layers need "
+                f"the list has the ZeRO stages {stages}; apart from 3, all layers need "
                 "one of 0 (ddp), 1 (zero1) and 2 (zero2)",
             )
         index = list(self.pp_stage_idx_list)
@@ -403,7 +403,7 @@ class _CoarseFile(_File):
             raise KeyFault("strategy", f"a degree of {shorten(data['strategy'])} is 0")
         # Stage 1 shards only the optimizer, which no plan here supports.
         if sharding == 1:
-            raise KeyFault("strategy", "has sharding stage 1, expected 0, 2 or 3")
+            raise KeyFault("strategy", "the value has sharding stage 1, expected 0, 2 or 3")
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
         """Return the plan of a model with `num_layers` layers.
@@ -421,13 +421,13 @@ class _CoarseFile(_File):
         if not num_layers:
             raise DocumentError(
                 path,
-                "contains the strategy of every layer, but not the number of layers",
+                "the value contains the strategy of every layer, but not the number of layers",
                 key="strategy",
                 remedy="Add --model or --num-layers",
             )
         if stages > num_layers:
             raise DocumentError(
-                path, f"has {stages} stages for {num_layers} layers", key="strategy"
+                path, f"the value has {stages} stages for {num_layers} layers", key="strategy"
             )
         # As in `generate_meshs_coarse_grained`: the remainder goes to the last stage, and embedding
         # and head have the strategy of the layers.

@@ -85,7 +85,7 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
         have, missing = ("num_experts", "experts_per_token")[:: 1 if visited is None else -1]
         raise DocumentError(
             path,
-            f"is missing, but {keys[have]} is given",
+            f"this key is missing, but {keys[have]} is given",
             key=keys[missing],
             remedy="Give both or neither",
         )
@@ -106,7 +106,7 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
         if getattr(layer, name) and not getattr(layer, needed):
             raise DocumentError(
                 path,
-                f"is given, but {keys.get(needed, needed)} is not",
+                f"this key is given, but {keys.get(needed, needed)} is not",
                 key=keys.get(name, name),
                 remedy="Give both or neither",
             )

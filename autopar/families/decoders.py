@@ -105,7 +105,7 @@ class Decoder(Config):
         if bool(self.attention_bias) != everywhere:
             raise DocumentError(
                 path,
-                f"is {str(not everywhere).lower()} but mlp_bias is "
+                f"the value is {str(not everywhere).lower()}, but mlp_bias is "
                 f"{str(everywhere).lower()}: biases in only one of attention and "
                 "MLP are not supported",
                 key="attention_bias",
@@ -151,7 +151,7 @@ class Decoder(Config):
         if window is None and any(kind in _NARROW for kind in kinds):
             raise DocumentError(
                 path,
-                "is missing, but layer_types has layers with a window",
+                "this key is missing, but layer_types has layers with a window",
                 remedy="Add it",
                 key="sliding_window",
             )

@@ -87,7 +87,7 @@ class _Opt(Config):
         if (self.word_embed_proj_dim or self.hidden_size) != self.hidden_size:
             raise DocumentError(
                 path,
-                f"is {self.word_embed_proj_dim}, but hidden_size is "
+                f"the value is {self.word_embed_proj_dim}, but hidden_size is "
                 f"{self.hidden_size}: projected embeddings are not supported",
                 key="word_embed_proj_dim",
             )
@@ -240,7 +240,7 @@ class _Phi(Config):
         if self.qk_layernorm:
             raise DocumentError(
                 path,
-                "is true: LayerNorms of queries and keys are not supported",
+                "the value is true: LayerNorms of queries and keys are not supported",
                 key="qk_layernorm",
                 remedy="Describe the model in a model.json",
             )

@@ -115,7 +115,7 @@ class Usual(DenseFirst):
         if not self.n_routed_experts or self._is_dense(path, place):
             return layer
         if not self.num_experts_per_tok:
-            raise DocumentError(path, "is missing", key="num_experts_per_tok")
+            raise DocumentError(path, "this key is missing", key="num_experts_per_tok")
         width = self.moe_intermediate_size or self.intermediate_size
         shared = self.shared_expert_intermediate_size or (self.n_shared_experts or 0) * width
         return replace(
@@ -144,7 +144,9 @@ class Usual(DenseFirst):
             "v_head_dim": self.v_head_dim,
         }
         if missing := [name for name, width in widths.items() if not width]:
-            raise DocumentError(path, "is missing, but there is latent attention", key=missing[0])
+            raise DocumentError(
+                path, "this key is missing, but there is latent attention", key=missing[0]
+            )
         return LatentSpec(
             query_rank=self.q_lora_rank,
             key_value_rank=int(self.kv_lora_rank or 0),
@@ -178,7 +180,9 @@ def usual_spec(path: Path, text: Mapping[str, Any], name: str) -> tuple[ModelSpe
     encoder with a decoder.
     """
     if text.get("is_encoder_decoder") is True:
-        raise DocumentError(path, "is true: its two stacks have no usual keys", key="encoder")
+        raise DocumentError(
+            path, "the value is true: its two stacks have no usual keys", key="encoder"
+        )
     renamed, used = dict(text), set(text) & set(Usual.__struct_fields__)
     for key, others in _ALIASES.items():
         other = next((one for one in others if text.get(one) is not None), None)

@@ -32,7 +32,7 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
             raise InputError(f"{where}.{name}: unknown key, expected {', '.join(expected)}")
     for name in expected:
         if name not in given:
-            raise InputError(f"{where}.{name}: is missing")
+            raise InputError(f"{where}.{name}: this key is missing")
 
 
 def array_of(where: str, values: Any) -> NDArray[Any]:

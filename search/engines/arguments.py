@@ -95,7 +95,7 @@ class LaunchArguments(Record):
 
     def missing(self, flag: str, remedy: str) -> MissingError:
         """Return the error for a flag that is needed and not given."""
-        return MissingError(self.source, "is missing", key=f"--{flag}", remedy=remedy)
+        return MissingError(self.source, "this key is missing", key=f"--{flag}", remedy=remedy)
 
     def unpriced(self, flag: str, problem: str, remedy: str) -> UnpricedError:
         """Return the error for a valid flag whose effect on time or memory cannot be estimated."""
@@ -130,7 +130,7 @@ class LaunchArguments(Record):
         found = self.text(flag, default)
         if found not in known:
             if is_open(found):
-                raise self.unpriced(flag, f"is {shorten(found)}", "Give the word")
+                raise self.unpriced(flag, f"the value is {shorten(found)}", "Give the word")
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 

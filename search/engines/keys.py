@@ -101,7 +101,7 @@ class Keys(Record, dict=True):
         for before in _sections_of(key):
             value = self.values.get(before)
             if isinstance(value, bool):
-                problem = f"is {str(value).lower()}, expected an object"
+                problem = f"the value is {str(value).lower()}, expected an object"
                 raise self.unpriced(before, problem, "Give its keys")
             if value is not None and not isinstance(value, Mapping):
                 raise self.fail(before, f"expected an object, got {shorten(value)}")
@@ -132,7 +132,7 @@ class Keys(Record, dict=True):
         value = self._given(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing", "Add it")
+                raise self.fail(key, "this key is missing", "Add it")
             return default
         number = whole(value)
         if number is None or not least <= number <= most:

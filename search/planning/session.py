@@ -73,7 +73,7 @@ def read_plan_for(
         own = _own_file(where)
         raise DocumentError(
             where,
-            f"is {plan.world_size}, but the hardware has {world} GPUs",
+            f"the value is {plan.world_size}, but the hardware has {world} GPUs",
             key="world_size",
             remedy=f"Add {own}, which contains model and hardware"
             if own
@@ -82,7 +82,7 @@ def read_plan_for(
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
             where,
-            f"describes {len(plan.layers)} layers, but {spec.name} has {spec.num_layers}",
+            f"the list has {len(plan.layers)} layers, but {spec.name} has {spec.num_layers}",
             key="tp_sizes_enc",
             remedy="Use the plan's --model or --num-layers",
         )
@@ -105,7 +105,7 @@ def check_known(plan: Plan, where: Path | str) -> None:
     if unknown:
         raise DocumentError(
             where,
-            f"has {', '.join(unknown)}, which the planner neither prices nor exports",
+            f"the plan has {', '.join(unknown)}, which the planner neither prices nor exports",
             key="plan",
             remedy="Use a plan without it, or run this one with profiler.plan",
         )

@@ -562,7 +562,7 @@ def stored_request(
         if name not in known or not isinstance(value, kinds.get(known[name], str)):
             raise DocumentError(
                 path,
-                f"contains the option {name!r} with the unusable value {value!r:.60}",
+                f"the request contains the option {name!r} with the unusable value {value!r:.60}",
                 key="request",
                 remedy="Write the plan again with autopar-search",
             )

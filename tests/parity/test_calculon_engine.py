@@ -372,7 +372,7 @@ def test_arrays_that_were_joined_are_executions_still() -> None:
 def test_missing_columns() -> None:
     """A column without a default is named."""
     columns = {name: [value] for name, value in EXECUTION_DOCUMENT.items() if name != "data_par"}
-    with pytest.raises(InputError, match=r"executions\.data_par: is missing"):
+    with pytest.raises(InputError, match=r"executions\.data_par: this key is missing"):
         evaluate_many(APPLICATION, columns, SYSTEM)
     with pytest.raises(InputError, match="threads"):
         evaluate_many(APPLICATION, np.zeros(0, dtype=EXECUTION), SYSTEM, threads=0)

@@ -321,7 +321,7 @@ def test_unusable_columns(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         evaluate_many("1d", MODEL, columns, 8, 8, SYSTEM)
     columns = dict.fromkeys(names, 1)
-    with pytest.raises(InputError, match=r"candidates\[0\]\.nv_pp: is missing"):
+    with pytest.raises(InputError, match=r"candidates\[0\]\.nv_pp: this key is missing"):
         evaluate_many("1d", MODEL, [{k: 1 for k in names if k != "nv_pp"}], 8, 8, SYSTEM)
     two = dict.fromkeys(("dp", "tp1", "tp2", "pp", "mbs", "nv_tp1", "nv_tp2", "nv_dp", "nv_pp"), 1)
     with pytest.raises(InputError, match=r"candidates\.tp: is not tp1 \* tp2"):

@@ -445,7 +445,9 @@ def _counts(
             raise _contradiction(f"{where}.{name}: unknown key, expected {', '.join(required)}")
     for name in required:
         if name not in given:
-            raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
+            raise _contradiction(
+                f"{where}.{name}: this key is missing, expected {', '.join(required)}"
+            )
     for name, value in given.items():
         # True is an Integral too, but not a valid number.
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
@@ -513,7 +515,7 @@ def pack_candidates(
     for n, row in enumerate(rows):
         for name in known:
             if name not in row:
-                raise InputError(f"candidates[{n}].{name}: is missing")
+                raise InputError(f"candidates[{n}].{name}: this key is missing")
     # Unknown names are included, so that the error contains them.
     names = dict.fromkeys(name for row in rows for name in row if name not in known)
     return _pack_columns(

@@ -223,7 +223,7 @@ def _global(
     if layers is None:
         raise DocumentError(
             source.path,
-            "is missing: it is in the configuration of the model",
+            "this key is missing: it is in the configuration of the model",
             key="num_layers",
             remedy="Add --num-layers or --model",
         )
@@ -231,14 +231,16 @@ def _global(
     for key in ("global_ep_deg", "vocab_cp"):
         if getattr(mode, key) != 1:
             raise DocumentError(
-                source.path, f"is {shorten(values[key])}, but plans have 1", key=key
+                source.path, f"the value is {shorten(values[key])}, but plans have 1", key=key
             )
     consecutive = mode.global_tp_consec
     if not consecutive and not from_shell:
         notes.append("the newest Galvatron uses neighbouring ranks for any global_tp_consec")
         consecutive = True
     if mode.global_batch_size is None:
-        raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="Add it")
+        raise DocumentError(
+            source.path, "this key is missing", key="global_batch_size", remedy="Add it"
+        )
     default = str(mode.default_dp_type)
     # The default zero3 means ZeRO-3 in every layer, which plans express per layer.
     zero3 = mode.sdp or default == "zero3"

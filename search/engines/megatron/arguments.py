@@ -147,7 +147,7 @@ def _written_out(text: str, *, in_bracket: bool = False) -> str:
             if text[at : at + 1] != "*":
                 raise LayoutError("a bracket needs a repetition such as (tt|)*3")
         elif piece not in _KINDS:
-            raise LayoutError(f"contains the unknown character {piece!r}")
+            raise LayoutError(f"the layout contains the unknown character {piece!r}")
         count, at = _count(text, at)
         # Checked before the expansion: `t*9999999` would fill the memory.
         if len(written) + len(piece) * count > _MOST:

@@ -460,7 +460,7 @@ def import_megatron(
     if words.number(_EXPERTS, 1) > 1:
         raise words.fail(
             _EXPERTS,
-            f"is {words.text(_EXPERTS)}, and plans have expert degree 1",
+            f"the value is {words.text(_EXPERTS)}, but plans have expert degree 1",
             "Remove it to price the rest",
         )
     layers = words.number("num-layers", num_layers)
@@ -527,7 +527,8 @@ def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
         flag = next(flag for flag in (*VIRTUAL, Flag.LAYOUT) if words.has(flag))
         raise words.fail(
             flag,
-            f"is {shortened(words.text(flag))}, an interleaved schedule, which no plan has",
+            f"the value is {shortened(words.text(flag))}, an interleaved schedule, which "
+            "no plan has",
             "Remove it to price the same stages with 1F1B",
         )
     sizes = tuple(len(chunk.layers) for (chunk,) in strategy.stages)
@@ -553,7 +554,7 @@ def _communication(
     if len(kinds) == 1:
         kinds *= layers
     if len(kinds) != layers:
-        raise words.fail(flag, f"has {len(kinds)} entries for {layers} layers")
+        raise words.fail(flag, f"the list has {len(kinds)} entries for {layers} layers")
     unknown = [kind for kind in kinds if kind not in WAYS]
     if unknown:
         raise words.fail(

@@ -140,7 +140,7 @@ def read_run(
     words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
     world = world_size or words.number("world-size", 0)
     if not world:
-        raise words.fail("world-size", "is not given", "Add the number of GPUs")
+        raise words.fail("world-size", "this key is missing", "Add the number of GPUs")
     release = release or Release()
     model = model_of(words, release)
     _refuse_sharding(words)

@@ -159,10 +159,12 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
     try:
         pattern = _pattern(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise words.fail("moe-layer-freq", f"is not a list of 0 and 1: {shortened(text)}") from None
+        raise words.fail(
+            "moe-layer-freq", f"expected a list of 0 and 1, got {shortened(text)}"
+        ) from None
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
         raise words.fail(
-            "moe-layer-freq", f"has {len(pattern)} entries for {layers} layers, of 0 and 1"
+            "moe-layer-freq", f"expected {layers} entries of 0 and 1, got {len(pattern)}"
         )
     return tuple(map(bool, pattern))
 

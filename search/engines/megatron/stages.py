@@ -89,18 +89,24 @@ def chunks_of_layout(
     # Backslashes escape characters for the shell.
     parts = parse_layout(text.replace("\\", ""))
     if len(parts) % num_stages:
-        raise LayoutError(f"has {len(parts)} parts, no multiple of the {num_stages} stages")
+        raise LayoutError(
+            f"the layout has {len(parts)} parts, no multiple of the {num_stages} stages"
+        )
     flat = "".join(parts)
     for letter, is_there, place in (
         ("E", flat.startswith("E"), "first"),
         ("L", flat.endswith("L"), "last"),
     ):
         if not is_there or flat.count(letter) != 1:
-            raise LayoutError(f"needs one {letter}, as its {place} character")
+            raise LayoutError(f"the layout needs one {letter}, as its {place} character")
     if flat.count("t") != num_layers:
-        raise LayoutError(f"has {flat.count('t')} layers where the model has {num_layers}")
+        raise LayoutError(
+            f"the layout has {flat.count('t')} layers where the model has {num_layers}"
+        )
     if flat.count("m") not in (0, mtp):
-        raise LayoutError(f"has {flat.count('m')} MTP layers (m) where the model has {mtp}")
+        raise LayoutError(
+            f"the layout has {flat.count('m')} MTP layers (m) where the model has {mtp}"
+        )
     # Without `m`, as in earlier releases, all MTP layers are in the part of the loss.
     implied = 0 if "m" in flat else mtp
     found: list[list[Chunk]] = [[] for _ in range(num_stages)]

@@ -94,7 +94,7 @@ def import_paddlenlp(
     elif schedule not in (None, "1F1B"):
         raise DocumentError(
             source.path,
-            f"is {schedule!r:.40}, but plans have 1F1B or FThenB (GPipe)",
+            f"the value is {schedule!r:.40}, but plans have 1F1B or FThenB (GPipe)",
             key="pipeline_schedule_mode",
         )
     elif schedule is None and plan.num_stages > 1 and "pipeline_type" not in document:

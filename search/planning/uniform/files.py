@@ -175,7 +175,7 @@ def _check(
         if whole["dp"] * choice.cp % copies:
             raise DocumentError(
                 where,
-                f"is {copies}, which does not divide dp {whole['dp']} * cp {choice.cp}",
+                f"the value is {copies}, which does not divide dp {whole['dp']} * cp {choice.cp}",
                 key="launch.degrees.dp_replicate",
                 remedy=AGAIN,
             )
@@ -206,7 +206,7 @@ def _refuse_contradiction(
         if value != made[key]:
             raise DocumentError(
                 where,
-                f"is {value!r:.60}, and what else the file says makes it {made[key]!r:.60}",
+                f"the value is {value!r:.60}, but the rest of the file implies {made[key]!r:.60}",
                 key=key,
                 remedy=AGAIN,
             )
@@ -261,7 +261,7 @@ def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -
     if run.runtime.engine not in get_args(Trainer):
         raise DocumentError(
             where,
-            f"is {run.runtime.engine!r:.60}, expected {expected_of(Trainer)}",
+            f"the value is {run.runtime.engine!r:.60}, expected {expected_of(Trainer)}",
             key="runtime.engine",
             remedy=AGAIN,
         )
@@ -318,7 +318,10 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     document = read_record(LaunchDocument, where, data)
     if document.launch is None:
         raise DocumentError(
-            where, "holds no launch", key="launch", remedy="Search again with more memory"
+            where,
+            "no plan is given, because the search found none that fits",
+            key="launch",
+            remedy="Search again with more memory",
         )
     _refuse_degrees(where, typed or {})
     # files of earlier releases contain earlier option names
@@ -330,7 +333,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
         raise DocumentError(
             where,
-            f"has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
+            f"the list has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
             key="layers_of_chunks",
             remedy=AGAIN,
         )

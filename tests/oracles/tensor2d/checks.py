@@ -155,7 +155,9 @@ def _counts(
             raise _contradiction(f"{where}.{name}: unknown key, expected {', '.join(required)}")
     for name in required:
         if name not in given:
-            raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
+            raise _contradiction(
+                f"{where}.{name}: this key is missing, expected {', '.join(required)}"
+            )
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise _contradiction(

@@ -168,7 +168,7 @@ def test_where_nothing_can_run(capsys: Capture) -> None:
     assert run([*calculon(Path()), *tiny]) == 3
 
     error = capsys.readouterr().err
-    assert "need more memory than there is; give more processors, more memory" in error
+    assert "need more memory than there is. Use more processors, more memory" in error
     assert not list(Path().glob("all.csv*"))
     assert run(calculon(Path(), batch=8, procs="7")) == 3
     assert "choose another number of processors" in capsys.readouterr().err

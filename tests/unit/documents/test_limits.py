@@ -22,7 +22,10 @@ DOUBLING = "a0: &a0 {}\n" + "".join(
 )
 FILES = {
     "digits.toml": ("a = 1\nb = " + "9" * 100_000, "line 2 has an integer of 100,000 digits"),
-    "hexadecimal.toml": ("[a]\nb = 0x" + "f" * 100_000, "'a.b': is an integer of more than 4,300"),
+    "hexadecimal.toml": (
+        "[a]\nb = 0x" + "f" * 100_000,
+        "'a.b': the value is an integer of more than 4,300",
+    ),
     "dotted.toml": (
         "x = 1\n" + ".".join("a" * 20_000) + " = 1",
         "line 2 has a key of 20,000 parts",

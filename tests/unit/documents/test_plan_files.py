@@ -309,7 +309,7 @@ def test_missing_key(key: str) -> None:
     document = strategy_document(PLAN)
     del document[key]
 
-    with pytest.raises(DocumentError, match=f"{key!r}: is missing"):
+    with pytest.raises(DocumentError, match=f"{key!r}: this key is missing"):
         read_strategy(document)
 
 
@@ -323,7 +323,7 @@ def test_missing_key(key: str) -> None:
         ('{"format": "other", "version": 1}', "'format'.*expected 'autopar-plan'"),
         ('{"format": "autopar-plan", "version": 2}', "'version'.*reads up to 1"),
         ('{"format": "autopar-plan", "version": "1"}', "'version'.*positive integer"),
-        ('{"format": "autopar-plan", "version": 1, "plan": null}', "holds no plan"),
+        ('{"format": "autopar-plan", "version": 1, "plan": null}', "no plan is given"),
         ('{"format": "autopar-plan", "version": 1, "plan": 3}', "'plan'.*expected an object"),
     ],
 )

@@ -208,7 +208,9 @@ def test_missing_experts_per_token_are_named(tmp_path):
         changes: dict[str, int | None] = {missing: None}
         layer = replace(spec.layers[0], **changes)  # type: ignore[arg-type]
         write_spec(replace(spec, layers=(layer,)), path)
-        with pytest.raises(DocumentError, match=rf"layers\[0\]\.{missing}': is missing, but"):
+        with pytest.raises(
+            DocumentError, match=rf"layers\[0\]\.{missing}': this key is missing, but"
+        ):
             load_spec(str(path))
 
 

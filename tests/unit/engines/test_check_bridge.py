@@ -335,7 +335,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "-tp", "x"], "illegal", "-tp: expected a positive integer, got 'x'"),
         ([*LLAMA, "-tp", "$TP"], "not priced", "-tp is '$TP'"),
         ([*LLAMA, "model.recompute_granularity=full"], "illegal",
-         "model.recompute_method: is missing"),
+         "model.recompute_method: this key is missing"),
         ([*LLAMA, "-c", "fp8_mx"], "illegal",
          "mixed_precision.fp8_recipe mxfp8 needs Blackwell"),
         ([*LLAMA, "--use_megatron_fsdp", "true"], "not priced",
