@@ -130,7 +130,7 @@ class LaunchArguments(Record):
         found = self.text(flag, default)
         if found not in known:
             if is_open(found):
-                raise self.unpriced(flag, f"the value is {shorten(found)}", "Give the word")
+                raise self.unpriced(flag, f"is {shorten(found)}", "Give the word")
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 

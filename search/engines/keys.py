@@ -101,7 +101,7 @@ class Keys(Record, dict=True):
         for before in _sections_of(key):
             value = self.values.get(before)
             if isinstance(value, bool):
-                problem = f"the value is {str(value).lower()}, expected an object"
+                problem = f"is {str(value).lower()}, expected an object"
                 raise self.unpriced(before, problem, "Give its keys")
             if value is not None and not isinstance(value, Mapping):
                 raise self.fail(before, f"expected an object, got {shorten(value)}")

@@ -171,9 +171,9 @@ def test_where_nothing_can_run(capsys: Capture) -> None:
     assert "need more memory than there is. Use more processors, more memory" in error
     assert not list(Path().glob("all.csv*"))
     assert run(calculon(Path(), batch=8, procs="7")) == 3
-    assert "choose another number of processors" in capsys.readouterr().err
+    assert "Use another number of processors" in capsys.readouterr().err
     assert run(tensor2d(Path(), gpus="7")) == 3
-    assert "choose another number of GPUs" in capsys.readouterr().err
+    assert "Use another number of GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.whole

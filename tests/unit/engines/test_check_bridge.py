@@ -350,7 +350,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
          "% 8 = 2, between 0 and pp(8)"),
         ([*LLAMA, "-ep", "8"], "illegal", "-ep 8 needs model.num_moe_experts"),
         ([*LLAMA, "model.pipeline_model_parallel_layout='Et*3|tL'"], "illegal",
-         "model.pipeline_model_parallel_layout: has 2 parts"),
+         "model.pipeline_model_parallel_layout: the layout has 2 parts"),
         ([*LLAMA, "-pp", "1", "-vp", "5"], "no effect",
          "-vp (-pp is 1)"),
         ([*LLAMA, "ddp.overlap_grad_reduce=false"], "no effect",
