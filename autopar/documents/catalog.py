@@ -658,6 +658,8 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
 
     Additional words of `name`, such as the publisher, have little weight.
     """
+    from difflib import SequenceMatcher  # late: only needed after an error
+
     asked = _parts(name)
     scores: dict[str, float] = {}
     for known in names:
@@ -669,9 +671,9 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
     most = max(scores.values(), default=0.0)
     if most < _ALIKE:
         return []
-    return sorted((one for one in scores if scores[one] >= 0.95 * most), key=lambda n: -scores[n])[
-        :3
-    ]
+    best = [one for one in scores if scores[one] >= 0.95 * most]
+    like = {one: SequenceMatcher(None, name.lower(), one).ratio() for one in best}
+    return sorted(best, key=lambda one: (-scores[one], -like[one]))[:3]
 
 
 def _unknown(what: str, name: str, known: Iterable[str], listing: str = "") -> InputError:
@@ -682,7 +684,8 @@ def _unknown(what: str, name: str, known: Iterable[str], listing: str = "") -> I
     """
     if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
         if Path(name).is_dir():
-            return DocumentError(name, "this is a folder, expected a file")
+            holds = "this folder contains no model.json or config.json"
+            return DocumentError(name, holds if what == "model" else "this is a folder")
         return DocumentError(name, "this file does not exist", remedy="Check the path")
     return InputError(
         f"no {what} {name!r}: neither a file nor a shipped {what.rpartition(' ')[2]}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from inspect import cleandoc
@@ -99,9 +100,14 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             ) from None
         # An error after the last character means that something is missing there.
         end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
+        # Python 3.13 points at a trailing comma, earlier releases behind it.
+        before = text[: error.pos + ("trailing comma" in error.msg)].rstrip()
+        closing = re.compile(r"[,\s]*([}\]])").match(text, error.pos)
+        comma = closing if before.endswith(",") else None
         raise DocumentError(
             path,
             f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}{end}",
+            remedy=f"Remove the comma before {comma[1]}" if comma else None,
         ) from None
     except ValueError:
         raise too_many_digits(path, text) from None

@@ -156,3 +156,13 @@ def test_hardware_has_the_forms_that_people_type(typed: str, hardware: str) -> N
 def test_cards_are_found_without_separators() -> None:
     for name in ("4090", "rtx4090", "RTX_4090"):
         assert catalog.find_card(name).stem == "rtx-4090"
+
+
+def test_unknown_names_and_missing_paths_differ(tmp_path: Path) -> None:
+    """A path is looked for as a file; of equally close names the most similar is first."""
+    with pytest.raises(InputError, match="this file does not exist"):
+        find_model("./config.json")
+    with pytest.raises(InputError, match="contains no model.json or config.json"):
+        find_model(str(tmp_path))
+    with pytest.raises(InputError, match="Did you mean llama3-8b, "):
+        find_model("llama3-8")

@@ -318,6 +318,7 @@ def test_missing_key(key: str) -> None:
     [
         ("", "empty"),
         ("{", "not valid JSON"),
+        ('{"format": "autopar-plan",}', "Remove the comma before }"),
         ("[1]", "expected an object"),
         ('{"a": 1, "a": 2}', "appears twice"),
         ('{"format": "other", "version": 1}', "'format'.*expected 'autopar-plan'"),
