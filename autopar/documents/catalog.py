@@ -684,8 +684,10 @@ def _unknown(what: str, name: str, known: Iterable[str], listing: str = "") -> I
     """
     if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
         if Path(name).is_dir():
-            holds = "this folder contains no model.json or config.json"
-            return DocumentError(name, holds if what == "model" else "this is a folder")
+            problem = "this is a folder, expected a file"
+            if what == "model":
+                problem = "this folder contains no model.json or config.json"
+            return DocumentError(name, problem)
         return DocumentError(name, "this file does not exist", remedy="Check the path")
     return InputError(
         f"no {what} {name!r}: neither a file nor a shipped {what.rpartition(' ')[2]}",

@@ -44,11 +44,11 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
     ("find", "name", "words"),
     [
         (catalog.find_card, "h10", "Did you mean h100"),
-        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-72b, qwen2.5-7b"),
+        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-7b, qwen2.5-72b"),
         (catalog.find_hardware, "a100-80gb_1x9", "Did you mean a100-80gb_1x8"),
         (catalog.find_card, "zzzz", "`autopar cards`"),
         (catalog.find_hardware, "h100x8", "Use a card and the size of the cluster"),
-        (catalog.find_model, "llama3", "llama3-405b, llama3-70b or llama3-8b"),
+        (catalog.find_model, "llama3", "llama3-8b, llama3-70b or llama3-405b"),
     ],
 )
 def test_unknown_name_says_the_nearest(find, name, words):
@@ -162,7 +162,7 @@ def test_unknown_names_and_missing_paths_differ(tmp_path: Path) -> None:
     """A path is looked for as a file; of equally close names the most similar is first."""
     with pytest.raises(InputError, match="this file does not exist"):
         find_model("./config.json")
-    with pytest.raises(InputError, match="contains no model.json or config.json"):
+    with pytest.raises(InputError, match=r"contains no model\.json or config\.json"):
         find_model(str(tmp_path))
     with pytest.raises(InputError, match="Did you mean llama3-8b, "):
         find_model("llama3-8")
