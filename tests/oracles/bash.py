@@ -90,14 +90,16 @@ def bash_version() -> int:
 
 
 def bash_launches(
-    scripts: Sequence[str], environment: Sequence[str] = RUN_TIME_NAMES
+    scripts: Sequence[str],
+    environment: Sequence[str] = RUN_TIME_NAMES,
+    word: str = RUN_TIME_WORD,
 ) -> list[Words | None]:
     """Return for each script the words of the last launch that bash starts, None without one.
 
     A script is stopped after ten seconds.
     Launches by torchrun or srun go before those by python, as in the reader.
 
-    environment : names of variables that are set to `RUN_TIME_WORD`.
+    environment : names of variables that are set to `word`.
     """
     with tempfile.TemporaryDirectory(prefix="autopar-") as name:
         folder = Path(name).resolve()
@@ -108,7 +110,7 @@ def bash_launches(
             [commands / "sh", "-c", _DRIVER, "sh", str(len(scripts)), str(folder)],
             cwd=folder,
             env={
-                **dict.fromkeys(environment, RUN_TIME_WORD),
+                **dict.fromkeys(environment, word),
                 "PATH": str(commands),
                 "BASH_ENV": str(commands / "unknown"),
                 "HOME": str(folder / "home"),
@@ -204,6 +206,7 @@ def outcomes(scripts: Sequence[str]) -> list[Outcome]:
             _same(answer, theirs)
             or _may_not_launch(answer, theirs)
             or _same_with_set(script, answer)
+            or _same_with_number(script, answer)
         ):
             kind = "equal"
         elif ours is None and not any(word.startswith("--") for word in answer.arguments):
@@ -229,7 +232,7 @@ def _shown_words(words: Words | None) -> str:
 def _read(script: str) -> Command | str:
     """Return the launch that the reader finds in a script, or its error."""
     try:
-        return script_command(script, "launch.sh")
+        return script_command(script, "launch.sh", arguments=())
     except DocumentError as error:
         return str(error)
     except Exception as error:
@@ -265,6 +268,14 @@ def _same_with_set(script: str, command: Command) -> bool:
     return False
 
 
+def _same_with_number(script: str, command: Command) -> bool:
+    """Return True if the words are right where the environment has a number, used in a sum."""
+    if re.search(r"\(\(|\$\[|\blet\b", script) is None:
+        return False
+    (theirs,) = bash_launches([script], word="7")
+    return _same(command, theirs)
+
+
 def _is_set(name: str, script: str) -> bool:
     """Return True if a script or every shell sets a variable."""
     takes = r"(read|mapfile|readarray|getopts|local|declare|typeset|printf -v|unset)\b[^;\n<$]*"
@@ -295,7 +306,15 @@ def _unknown_of(note: str) -> list[str]:
     if one is not None:
         return [one[1]]
     heads = ("known only at run time, counted as", "taken as written, as if no file matches")
-    return note.partition(": ")[2].split(", ") if note.startswith(heads) else []
+    if not note.startswith(heads):
+        return []
+    found, part = list[str](), ""
+    for one_of in note.partition(": ")[2].split(", "):
+        part = f"{part}, {one_of}" if part else one_of
+        if part.count("(") <= part.count(")"):  # `$(tr , -)` has a comma of its own
+            found.append(part)
+            part = ""
+    return [*found, *part.split(", ")] if part else found
 
 
 def same_word(ours: str, theirs: str, unknown: Sequence[str]) -> bool:

@@ -44,9 +44,13 @@ _FORMAT = re.compile(r"%(?:%|([-+ 0#]*)([0-9]*|\*)(?:\.([0-9]*))?([a-zA-Z(]))")
 class Exit(Exception):  # noqa: N818 (no error)
     """Control-flow signal of `exit`, `return`, `break` or `continue`, which `what` names."""
 
-    def __init__(self, what: str, count: int = 1, status: int | None = 0) -> None:
+    def __init__(
+        self, what: str, count: int = 1, status: int | None = 0, *, failed: bool = False
+    ) -> None:
         super().__init__(what)
         self.what, self.count, self.status = what, count, status
+        self.failed = failed
+        """True if a failure ends the script, by `set -e`."""
 
 
 class Sink:
@@ -274,7 +278,7 @@ class Builtins(Expansion):
             raise self.refuse("a backslash in what `read` reads without `-r`")
         ifs = self._ifs(shell)
         if array:
-            items = _fields_of(line, ifs)
+            items = _fields_of(line, ifs) if line else []
             self.budget.size(len(items))
             marks = shell.variables.get(array, Variable(None)).marks.replace("a", "") + "a"
             shell.variables[array] = Variable(dict(enumerate(items)), marks)

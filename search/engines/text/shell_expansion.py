@@ -146,6 +146,8 @@ class Words:
                 if piece.text or piece.quoted:
                     current = current or []
                     open_ = not piece.quoted and is_open(piece.text)  # in a text of `eval`
+                    if open_ and any(h.many == 1 and not h.why for h in self.holes.of(piece.text)):
+                        raise self.refuse(f"{piece.text[:40]}, split again,")
                     current.append(self.holes.after_split(piece.text) if open_ else piece.text)
                     glob = glob or (not piece.quoted and _GLOB.search(piece.text) is not None)
                 continue
@@ -191,9 +193,11 @@ class Words:
         )
 
     def _plain_list(self, shell: Shell, items: Sequence[str], piece: Piece) -> None:
-        """Refuse an unquoted list where IFS decides about empty items and joins."""
+        """Refuse an unquoted list where IFS decides about empty items, ends and joins."""
         written = piece.text
-        if not all(items) or (self._ifs(shell) == "" and not written.endswith(("[@]}", "$@"))):
+        ends = tuple(c for c in self._ifs(shell) if not c.isspace())
+        odd = not all(items) or any(one in item for item in items for one in ends)
+        if odd or (self._ifs(shell) == "" and not written.endswith(("[@]}", "$@"))):
             raise self.refuse(f"{written} with this IFS")
 
     def _globbed(self, shell: Shell, text: str) -> str:

@@ -31,6 +31,8 @@ _UNREAD = frozenset(
      "BASH_SUBSHELL", "SHELLOPTS", "BASHOPTS", "OPTIND", "REPLY", "MAPFILE", "COPROC")
 )  # fmt: skip
 """Variables that commands of the script set, and that are read only where they do so."""
+_UNSET = frozenset({"BASH_REMATCH", "REPLY", "MAPFILE", "COPROC"})
+"""Those of `_UNREAD` that are unset before such a command."""
 
 
 class Parameter(NamedTuple):
@@ -309,6 +311,14 @@ class Expansion(Words):
                     return [self.unread(piece.text)], False
                 return self._default_items(shell, word, piece)
         elif operator == ":":
+            open_ = [hole for value in values for hole in self.holes.of(value) if hole.many]
+            if open_:
+                first = open_[0]
+                return [
+                    self.holes.character(first._replace(many=2))
+                    if first.why
+                    else self.unread(piece.text)
+                ], star
             bounds = self._bounds(shell, word)
             if bounds is None or (name in shell.variables and shell.variables[name].mapped):
                 return [self.unread(piece.text)], False
@@ -348,6 +358,9 @@ class Expansion(Words):
         # With a colon, an empty value counts as unset.
         has = value is not None and (bool(value) or not operator.startswith(":"))
         if operator[-1] == "+":  # the text replaces a value that is set
+            open_ = self.holes.of(value or "")
+            if open_ and open_[0].why and len(str(value)) == 1:
+                return [self.holes.character(open_[0]._replace(many=1))], False
             return self._default_items(shell, word, piece) if has else ([""], False)
         if has and value is not None:
             return [value], False
@@ -378,6 +391,8 @@ class Expansion(Words):
     def _missing(self, shell: Shell, name: str, written: str, unset: str | None) -> str:
         """Return the value of an unset variable."""
         if name in _UNREAD:
+            if "u" in shell.options and name in _UNSET:
+                raise self.refuse(f"{written}, which may be unset here,")
             return self.unread(written)
         if name in OF_BASH or not (name.isdigit() or re.fullmatch(NAME, name)):
             return self.hole(written)
@@ -402,6 +417,9 @@ class Expansion(Words):
         """Return the value of a variable or of an item; None if it is unset."""
         if name.isdigit() and name.strip("0"):
             place = int(name) - 1 if len(name) < 9 else 1 << 30
+            for word in shell.given[: place + 1]:
+                if self._many(word):  # parameters that a condition decides
+                    return word
             return shell.given[place] if 0 <= place < len(shell.given) else None
         if name == "#":
             self.needs_arguments = self.needs_arguments or int(not shell.told)
@@ -435,8 +453,9 @@ class Expansion(Words):
         self, shell: Shell, text: str, piece: Piece
     ) -> tuple[Sequence[str], bool | None]:
         """Return the expanded text after an operator such as `:-`."""
-        if piece.quoted and '"' in text and re.search(r"(?<!\$)\{[^}]*(,|\.\.)", text):
-            return [self.unread(piece.text)], False  # braces between inner quotes
+        if piece.quoted and re.search(r"(?s)\".*\\|\\.*\"|\$'|\".*(?<!\$)\{[^}]*(,|\.\.)", text):
+            # Braces, backslashes and `$'...'` in or between inner quotes.
+            return [self.unread(piece.text)], False
         word = _operand(text, self.path, piece.quoted)
         if not piece.quoted and any(p.quoted for p in word.pieces):
             # Its other parts are split, as values are.
@@ -462,8 +481,12 @@ class Expansion(Words):
             holes = self.holes.of(value)
             if not piece.quoted and (re.search(r"\s", value) or any(h.many for h in holes)):
                 return self.unread(written)
-            first = next((hole for hole in holes if hole.why or hole.refused), None)
-            return self.holes.character(first or Hole(written))
+            if operator[0] in "#%" and (cut := self._open_cut(shell, value, found)) is not None:
+                return cut
+            first = next((hole for hole in holes if hole.why or hole.refused), Hole(written))
+            # What is left may be empty, or several words where a text of `eval` splits it.
+            several = re.search(r"\s", value) if piece.quoted else first.why
+            return self.holes.character(first._replace(many=1) if several else first)
         if operator == ":":
             bounds = self._bounds(shell, word)
             if bounds is None:
@@ -498,6 +521,18 @@ class Expansion(Words):
             return value
         length = ends.bit_length() - 1 if len(operator) == 2 else (ends & -ends).bit_length() - 1
         return value[: len(value) - length] if back else value[length:]
+
+    def _open_cut(self, shell: Shell, value: str, found: Parameter) -> str | None:
+        """Return an open value without the same open text at its begin or end, else None."""
+        text = self.pattern_text(shell, _operand(found.word, self.path, False))
+        plain = re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+        if not is_open(text) or re.search(r"(?<!\\)[*?[]", text):
+            return None
+        if found.operator[0] == "#" and value.startswith(plain):
+            return value[len(plain) :]
+        if found.operator[0] == "%" and value.endswith(plain):
+            return value[: len(value) - len(plain)]
+        return None
 
     def _transformed(self, value: str, how: str, written: str) -> str:
         if how == "Q":

@@ -141,7 +141,9 @@ class Statements(Builtins):
             if shell.traps.get("ERR"):
                 raise self.refuse("`trap` for ERR, which runs here,")
             if "e" in shell.options:
-                raise Exit("exit", 1, status)
+                raise Exit("exit", 1, status, failed=True)
+        if status is None and not self._tested and "e" in shell.options and _decides(statement):
+            self.left_out[f"nothing is launched if {self._shown(statement)} fails"] = None
         return status
 
     def _in_test(self, shell: Shell, body: Body) -> int | None:
@@ -248,6 +250,10 @@ class Statements(Builtins):
                         raise refusal(self.path, hole.line, hole.refused)
                 self.input = None if is_open(found) else Input(found)
                 continue
+            if one.operator in ("<<", "<<-") and self._ifs(shell)[:1] != " ":
+                for piece in pieces:
+                    if piece.kind == "parameter" and re.match(r"\$\{?\*|.*\[\*\]", piece.text):
+                        raise self.refuse(f"{piece.text[:40]} in a here-document with this IFS")
             text = self._text(shell, one.word)
             if one.operator.startswith("<"):
                 if one.descriptor in ("", "0"):
@@ -338,7 +344,7 @@ class Statements(Builtins):
                 if hole.refused:
                     raise refusal(self.path, hole.line, hole.refused)
             known = [value for value in values if not self.uncertain(value)]
-            many = any(len(value.split()) != 1 for value in known)
+            many = any(self._split_up(shell, value) for value in known)
             open_ = self.hole(f"${loop.name}", why=why if many else "", many=int(many))
             self._set_plain(shell, loop.name, open_)
             return self._open_loop(shell, loop.body, why, loop.name)
@@ -533,6 +539,8 @@ class Statements(Builtins):
                 after.append(branch)
             except Exit as stop:
                 stops.append((stop, branch))
+                if stop.failed:
+                    self.left_out[f"nothing is launched in some branch of {why}"] = None
             finally:
                 outputs.append(self.sink)
                 self.sink = sink
@@ -619,10 +627,14 @@ class Statements(Builtins):
             marks = marks.replace("a", "").replace("A", "")
         else:
             texts = [one.value or "" for one in held]
-            many = any(len(str(text).split()) != 1 for text in texts)
+            many = any(self._split_up(shell, str(text)) for text in texts)
             many = many or any(hole.many for text in texts for hole in self.holes.of(str(text)))
             value = self.hole(f"${name}", why=why, many=int(many))
         shell.variables[name] = Variable(value, marks)
+
+    def _split_up(self, shell: Shell, text: str) -> bool:
+        """Return True if an unquoted text becomes no word or several, by this IFS or the usual."""
+        return len(text.split()) != 1 or self._split(shell, text) != [text]
 
     def _shown(self, statement: Statement) -> str:
         """Return the text and the line of a condition, for messages."""
@@ -723,6 +735,13 @@ def _written(statement: Any) -> str:
     if isinstance(statement, Pipe):
         return " | ".join(map(_written, statement.parts))
     return ""
+
+
+def _decides(statement: Statement) -> bool:
+    """Return True for a condition that stands alone: with `set -e` its failure ends a script."""
+    if isinstance(statement, Simple):
+        return any(word.bare in ("[", "test", "let") for word in statement.words[:1])
+    return isinstance(statement, Test | Arithmetic)
 
 
 _ENDING = (Simple, Test, Arithmetic, Group, Pipe, Redirected)
