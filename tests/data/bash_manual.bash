@@ -1377,6 +1377,103 @@ disown; RUN a
 shift a; RUN b
 set -- 1 2; shift $((1)); RUN "$@"
 A=5 bash -c 'exit 3'; RUN $?
+## failures, open values and IFS
+set -e; if [ "$(hostname)" = x ]; then A=1; else shift; fi; RUN --x 1
+set -e; if [ "$(hostname)" = x ]; then A=1; else false; fi; RUN --x 1
+set -e; [ "$(hostname)" = x ] && shift; RUN --x 1
+set -e; case $(hostname) in x) A=1;; *) ! true; shift 3;; esac; RUN --x 1
+set -e; [ "$(hostname)" = x ]; RUN --x 1
+set -e; [[ $(hostname) == x ]]; RUN --x 1
+set -e; F() { [[ $(hostname) == x ]]; }; F; RUN --x 1
+set -e; ( [[ $(hostname) == x ]] ); RUN --x 1
+set -e; ((RANDOM > 40000)); RUN --x 1
+set -e; let RANDOM-RANDOM*0-RANDOM*0==-1; RUN --x 1
+set -e; while true; do if [ "$(hostname)" = x ]; then A=1; else false; fi; break; done; RUN --x 1
+set -e; if [ "$(hostname)" = x ]; then A=1; else false; fi; RUN --x 1 || true
+set -e; if [ "$(hostname)" = x ]; then RUN --a 1; else RUN --a 1; false; fi; RUN --x 1
+set -e; F() { if [ "$(hostname)" = x ]; then return 0; else return 1; fi; }; F; RUN --x 1
+set -e; F() { [ "$(hostname)" = x ]; return; }; F; RUN --x 1
+set -e; A=$([ "$(hostname)" = x ]); RUN --x 1
+set -e; [ "$(hostname)" = x ] | cat; RUN --x 1
+set -eo pipefail; [ "$(hostname)" = x ] | cat; RUN --x 1
+set -e; test "$(hostname)" = x && true; RUN --x 1
+set -e; { [ "$(hostname)" = x ]; }; RUN --x 1
+set -e; true && [ "$(hostname)" = x ]; RUN --x 1
+set -e; for i in 1 2; do [ "$(hostname)" = $i ]; done; RUN --x 1
+set -u; F() { shift; RUN --x $1; }; F "${BASH_REMATCH[1]}" 2
+set -u; A=${#MAPFILE}; RUN --x 1
+set -u; A=$REPLY; A=1; RUN --x $A
+IFS=:; P=(a:b: c :d); RUN --x ${P[@]} --y ${P[*]}
+IFS=:; set -- a: b; RUN --x $@
+IFS=': '; P=('a b' c); RUN --x ${P[@]}
+IFS=,; P=(a, b); Q=(${P[@]}); RUN --x "${Q[@]}"
+IFS=,; P=(a, b); for i in ${P[@]}; do A+=[$i]; done; RUN --x "$A"
+IFS=,; P=(a, b); F() { RUN --x "$@"; }; F ${P[@]#b}
+set -- a b; [[ $(hostname) == x ]] && shift; RUN --x "${@:2}"
+set -- a b; [[ $(hostname) == x ]] && shift; RUN --x $2
+set -- a b; [[ $(hostname) == x ]] && shift; RUN --x "${@: -1}"
+set -- a b; [[ $(hostname) == x ]] && shift; P=("${@:1:1}" 3); RUN --x "${P[@]}"
+set -- a b; [[ $(hostname) == x ]] && shift; RUN --x ${2:-d} ${2+y}
+P=(a b); [[ $(hostname) == x ]] && P=(c); RUN --x "${P[@]:1}"
+A='*'; [[ $(hostname) == x ]] && A=b; RUN --x ${A:8}
+A=ab; [[ $(hostname) == x ]] || A=b; RUN --x ${A#b}
+A=ab; [[ $(hostname) == x ]] || A=b; RUN --x ${A/b}
+A=ab; [[ $(hostname) == x ]] || A=b; B=${A#b}; RUN --x $B
+A=ab; [[ $(hostname) == x ]] || A=b; B="${A#b}"; RUN --x $B --y
+A=ab; [[ $(hostname) == x ]] || A=b; B=c${A%b}; RUN --x ${B#c}
+A=ab; [[ $(hostname) == x ]] || unset A; RUN --z "${A+a,b}" --y ${A+c}
+A=ab; [[ $(hostname) == x ]] || A=; RUN --z ${A:+a b}
+A=ab; [[ $(hostname) == x ]] || unset A; RUN --z ${A-a b}
+A=ab; [[ $(hostname) == x ]] || unset A; RUN --z ${A:=a b}
+A=ab; [[ $(hostname) == x ]] || A=; RUN --z ${A:?}
+A=ab; [[ $(hostname) == x ]] || A=; B=${#A}; RUN --z $B
+A=x; B=$A~/y; B=~/x; RUN --x ${B##"$B"} --y
+B=~/x; RUN --x ${B%"$B"} --y "${B#"$B"}"
+B=~/x; C=$B/d; RUN --x ${C#$B/} --y ${C%/d}
+A=$(date); B=$A/x; RUN --x ${B#$A} --y ${B%x} --z ${B#"$A/"}
+A=$(date); RUN --x ${A#$A} --y ${A/$A}
+P=("$(hostname) b"); bash <<< "RUN --x ${P[@]%[a-c]}"
+A="$(hostname) b"; eval "RUN --x ${A%b}"
+IFS= read -ra P <<< ""; RUN --x "${P[@]}"
+IFS=, read -ra P <<< ""; RUN --x "${P[@]}"
+IFS= read -ra P <<< " a b "; RUN --x "${P[@]}"
+: "${U:="a\nb"}"; RUN --x "$U"
+U=; RUN --x "${U:-"a\nb"}"
+U=; RUN --x "${U:-$'a'}"
+U=; RUN --x ${U:-$'a b'}
+U=; RUN --x "${U:-"a"\$b}"
+set -- 'a b' c; IFS=,; A=$(cat <<END
+  $* ${P[*]}
+  END
+  ); RUN --x "$A"
+IFS=:; for i in [ab]? a:b; do A=$i; done; RUN --x $A
+IFS=:; A=a:b; [[ $(hostname) == x ]] && A=c; RUN --x $A
+IFS=:; A=c; [[ $(hostname) == x ]] && A=a:b; IFS=' '; RUN --x $A
+eval "B=$"1e-4""; RUN --x $B
+RUN --x "$(echo $A | tr , -) b" $(echo a | tr , -)
+P=("$(echo 1 | tr , -) a" 2); RUN --x "${P[@]}" ${P[0]}
+set -u; A=$((DATA_PATH)); RUN --x 1
+set -u; A=$((DATA_PATH * 2)); RUN --x 1 --y $A
+set -e; A=$(hostname); RUN --x 1
+set -e; export A=$([ "$(hostname)" = x ]); RUN --x 1
+set -e; A=$(true; [ "$(hostname)" = x ] && true); RUN --x 1
+A=$(date); RUN --x ${A//$A/y} --y "${A/"$A"/z w}" --z ${A/#$A/k} ${A/%$A}
+A=ab; [[ $(hostname) == x ]] || A=b; F() { RUN --x "$1" $#; }; F "${A#b}" 2
+A=ab; [[ $(hostname) == x ]] || A=b; RUN --x "${A#b}" --y
+set -ex; [ "$(hostname)" = x ] && A=1; RUN --x 1
+set -e; if [ "$(hostname)" = x ]; then A=1; fi; RUN --x 1
+set -e; [ -d /none ] || false; RUN --x 1
+set -e; for i in $(seq $(hostname)); do false; done; RUN --x 1
+set -e; while [ "$(hostname)" = x ]; do false; done; RUN --x 1
+set -e; while [ "$(hostname)" = Qq ]; do false; done; RUN --x 1
+set -e; trap 'RUN --y 2' EXIT; if [ "$(hostname)" = x ]; then A=1; else false; fi; RUN --x 1
+set -e; F() { if [ "$(hostname)" = x ]; then A=1; else false; fi; }; F; F || true; RUN --x 1
+set -e; A=1; F() { A=2; [ "$(hostname)" = x ] && return 1; A=3; }; F; RUN --x $A
+set -e; F() { return 1; }; if [ "$(hostname)" = x ]; then :; else F; fi; RUN --x 1
+set -e; bash -ec 'if [ "$(hostname)" = x ]; then :; else false; fi; RUN --y 2' ; RUN --x 1
+set -u; if [ "$(hostname)" = x ]; then :; else echo $NOT_SET_Z; fi; NOT_SET_Z=1; RUN --x 1
+if [ "$(hostname)" = x ]; then set -e; fi; false; RUN --x 1
+set -e; ! [ "$(hostname)" = x ]; ! true; RUN --x 1
 ## shapes of real scripts
 GPUS_PER_NODE=8; NNODES=${NNODES:-2}; WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES)); RUN --w $WORLD_SIZE
 GPT_ARGS="

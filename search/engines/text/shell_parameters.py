@@ -481,11 +481,11 @@ class Expansion(Words):
             holes = self.holes.of(value)
             if not piece.quoted and (re.search(r"\s", value) or any(h.many for h in holes)):
                 return self.unread(written)
-            if operator[0] in "#%" and (cut := self._open_cut(shell, value, found)) is not None:
+            if operator[0] in "#%/" and (cut := self._open_cut(shell, value, found)) is not None:
                 return cut
             first = next((hole for hole in holes if hole.why or hole.refused), Hole(written))
             # What is left may be empty, or several words where a text of `eval` splits it.
-            several = re.search(r"\s", value) if piece.quoted else first.why
+            several = first.why or re.search(r"\s", value)
             return self.holes.character(first._replace(many=1) if several else first)
         if operator == ":":
             bounds = self._bounds(shell, word)
@@ -523,8 +523,12 @@ class Expansion(Words):
         return value[: len(value) - length] if back else value[length:]
 
     def _open_cut(self, shell: Shell, value: str, found: Parameter) -> str | None:
-        """Return an open value without the same open text at its begin or end, else None."""
-        text = self.pattern_text(shell, _operand(found.word, self.path, False))
+        """Return an open value without the same open text at its begin or end, else None.
+
+        A replacement is known if that text is the whole value.
+        """
+        at = _slash(found.word) if found.operator[0] == "/" else len(found.word)
+        text = self.pattern_text(shell, _operand(found.word[:at], self.path, False))
         plain = re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
         if not is_open(text) or re.search(r"(?<!\\)[*?[]", text):
             return None
@@ -532,6 +536,8 @@ class Expansion(Words):
             return value[len(plain) :]
         if found.operator[0] == "%" and value.endswith(plain):
             return value[: len(value) - len(plain)]
+        if found.operator[0] == "/" and value == plain:
+            return self._text(shell, _operand(found.word[at + 1 :], self.path, False))
         return None
 
     def _transformed(self, value: str, how: str, written: str) -> str:

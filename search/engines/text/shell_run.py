@@ -539,6 +539,8 @@ class Statements(Builtins):
                 after.append(branch)
             except Exit as stop:
                 stops.append((stop, branch))
+                if stop.failed and branch.launches > shell.launches:
+                    raise self.refuse(f"a failure behind a launch under {why}") from None
                 if stop.failed:
                     self.left_out[f"nothing is launched in some branch of {why}"] = None
             finally:
@@ -737,9 +739,19 @@ def _written(statement: Any) -> str:
     return ""
 
 
+def _last(statement: Statement) -> tuple[Statement, ...]:
+    """Return the commands of a chain, any of which may be the last to run."""
+    if isinstance(statement, Chain):
+        return statement.first, *(one for _, one in statement.rest)
+    return (statement,)
+
+
 def _decides(statement: Statement) -> bool:
     """Return True for a condition that stands alone: with `set -e` its failure ends a script."""
     if isinstance(statement, Simple):
+        pieces = [p for word in statement.words for p in word.pieces]
+        if any(_decides(last) for p in pieces if p.body for last in _last(p.body[-1])):
+            return True  # `A=$([ ... ])`
         return any(word.bare in ("[", "test", "let") for word in statement.words[:1])
     return isinstance(statement, Test | Arithmetic)
 
