@@ -1474,6 +1474,31 @@ set -e; bash -ec 'if [ "$(hostname)" = x ]; then :; else false; fi; RUN --y 2' ;
 set -u; if [ "$(hostname)" = x ]; then :; else echo $NOT_SET_Z; fi; NOT_SET_Z=1; RUN --x 1
 if [ "$(hostname)" = x ]; then set -e; fi; false; RUN --x 1
 set -e; ! [ "$(hostname)" = x ]; ! true; RUN --x 1
+set -e; trap 'B='a b'' EXIT; RUN --x 1
+trap 'B=1' NONE; A=$?; RUN --x $A
+trap 'exit 1' INT TERM SIGHUP 15 USR1 EXIT; RUN --x 1
+A=\$A; A+=$(hostname); eval "RUN --x $A --y"
+A=/; eval "RUN --x \$A/$(hostname)"
+eval "RUN --x \${A}$(hostname) \$B-$(hostname)"
+C=; F() { RUN --x $2; }; F ${C:0:-1} 8
+P=(a b); F() { RUN --x 1; }; F ${P[@]:0:-1} 8
+set -- $(seq -w 8 10) c; RUN --x $2
+set -- $(seq -w 8 10) c; RUN --x $#
+set -- $(seq -w 8 10) c; RUN --x ${@:2:1}
+set -- $(seq -w 8 10) c; shift; RUN --x $1
+P=($(seq -w 8 10) c); RUN --x ${P[1]}
+P=($(seq -w 8 10) c); RUN --x ${P[-1]}
+P=(c $(seq -w 8 10)); RUN --x ${#P[@]} ${P[0]}
+F() { RUN --x $2; }; F $(seq -w 8 10) c
+P=("$(seq -w 8 10)" c); RUN --x ${P[1]}
+set -e; F() { echo a | grep -q -1 && unset A; }; F; RUN --x 1
+set -e; F() { [ "$(hostname)" = x ] && A=1; }; F; RUN --x 1
+set -e; F() { [ "$(hostname)" = x ] && A=1; return; }; F; RUN --x 1
+set -e; ( [ "$(hostname)" = x ] && A=1 ); RUN --x 1
+set -e; { [ "$(hostname)" = x ] && A=1; }; RUN --x 1
+set -e; F() { if true; then [ "$(hostname)" = x ] && A=1; fi; }; F; RUN --x 1
+set -e; F() { for i in 1; do [ "$(hostname)" = x ] && A=1; done; }; F; RUN --x 1
+set -e; G() { [ "$(hostname)" = x ] && A=1; }; F() { G; }; F; RUN --x 1
 ## shapes of real scripts
 GPUS_PER_NODE=8; NNODES=${NNODES:-2}; WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES)); RUN --w $WORLD_SIZE
 GPT_ARGS="

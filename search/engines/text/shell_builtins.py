@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
 
 from search.engines.text.shell_expansion import split_at
 from search.engines.text.shell_parameters import Expansion
@@ -38,6 +39,7 @@ SHOPTS = frozenset(
 REFUSED = frozenset({"enable"})
 DECLARED = frozenset("aAilruxgpfFt")
 """Attributes of `declare` that are interpreted; the others are refused."""
+_SIGNALS = frozenset(Signals.__members__)
 _FORMAT = re.compile(r"%(?:%|([-+ 0#]*)([0-9]*|\*)(?:\.([0-9]*))?([a-zA-Z(]))")
 
 
@@ -366,6 +368,8 @@ class Builtins(Expansion):
             raise self.refuse(f"`shift {count[:40]}`")
         if any(hole.many for word in shell.given for hole in self.holes.of(word)):
             raise self.refuse("`shift` of parameters known only at run time")
+        if any(map(self.unplaced, shell.given)):
+            raise self.refuse("`shift` of unread parameters")
         if int(count) > len(shell.given):  # bash shifts nothing
             return 1
         del shell.given[: int(count)]
@@ -425,6 +429,8 @@ class Builtins(Expansion):
             name = {"0": "EXIT"}.get(signal, signal.upper().removeprefix("SIG"))
             if name in ("DEBUG", "RETURN"):
                 raise self.refuse(f"`trap` for {name}")
+            if not (name in ("EXIT", "ERR") or name.isdigit() or f"SIG{name}" in _SIGNALS):
+                raise self.refuse(f"`trap` for {name[:40]}, which is no signal,")
             shell.traps[name] = "" if words[0] == "-" else words[0]
         return 0
 

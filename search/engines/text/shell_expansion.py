@@ -192,6 +192,17 @@ class Words:
             for hole in self.holes.of(character)
         )
 
+    def unplaced(self, value: str) -> bool:
+        """Return True for what a construct that is not interpreted becomes without quotes.
+
+        It may be no word or several, which moves those behind it.
+        """
+        return any(
+            character in self.counted and hole.refused
+            for character in value
+            for hole in self.holes.of(character)
+        )
+
     def _plain_list(self, shell: Shell, items: Sequence[str], piece: Piece) -> None:
         """Refuse an unquoted list where IFS decides about empty items, ends and joins."""
         written = piece.text

@@ -311,6 +311,8 @@ class Expansion(Words):
                     return [self.unread(piece.text)], False
                 return self._default_items(shell, word, piece)
         elif operator == ":":
+            if any(map(self.unplaced, values)):
+                return [self.unread(piece.text)], star
             open_ = [hole for value in values for hole in self.holes.of(value) if hole.many]
             if open_:
                 first = open_[0]
@@ -324,7 +326,7 @@ class Expansion(Words):
                 return [self.unread(piece.text)], False
             start, length = bounds
             if length is not None and length < 0:
-                return [self.unread(piece.text)], False
+                raise self.refuse(f"{piece.text}, a list of negative length,")
             if name in ("@", "*"):
                 values, places = ["", *values], range(len(values) + 1)
                 values[0] = self.hole("$0")
@@ -418,12 +420,13 @@ class Expansion(Words):
         if name.isdigit() and name.strip("0"):
             place = int(name) - 1 if len(name) < 9 else 1 << 30
             for word in shell.given[: place + 1]:
-                if self._many(word):  # parameters that a condition decides
+                if self._many(word) or self.unplaced(word):
                     return word
             return shell.given[place] if 0 <= place < len(shell.given) else None
         if name == "#":
             self.needs_arguments = self.needs_arguments or int(not shell.told)
             many = any(hole.many for word in shell.given for hole in self.holes.of(word))
+            many = many or any(map(self.unplaced, shell.given))
             return self.unread("$#") if many else str(len(shell.given))
         if name == "0":
             return self.hole("$0")
@@ -441,7 +444,12 @@ class Expansion(Words):
         key = self._key(shell, variable, index)
         if key is None:
             return self.hole(f"${{{name}[{index}]}}")
-        return variable.items().get(key)
+        items = variable.items()
+        if not variable.mapped and len(items) > 1:
+            for place, item in items.items():
+                if place != key and self.unplaced(item):
+                    return item  # it may move the other items
+        return items.get(key)
 
     # ----------------------------------------------------------------------------------------------
     # Operators.
@@ -497,7 +505,7 @@ class Expansion(Words):
                 start = start + len(value) if start + len(value) >= 0 else len(value)
             if length is not None and length < 0:
                 if len(value) + length < start:
-                    return self.unread(written)
+                    raise self.refuse(f"{written}, which ends before its start,")
                 return value[start : len(value) + length]
             return value[start:] if length is None else value[start : start + length]
         if operator[0] == "@":

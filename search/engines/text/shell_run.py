@@ -142,9 +142,44 @@ class Statements(Builtins):
                 raise self.refuse("`trap` for ERR, which runs here,")
             if "e" in shell.options:
                 raise Exit("exit", 1, status, failed=True)
-        if status is None and not self._tested and "e" in shell.options and _decides(statement):
+        if (
+            status is None
+            and not self._tested
+            and "e" in shell.options
+            and (_decides(statement) or self._decides_last(shell, statement))
+        ):
             self.left_out[f"nothing is launched if {self._shown(statement)} fails"] = None
         return status
+
+    def _decides_last(self, shell: Shell, statement: Statement, depth: int = 0) -> bool:
+        """Return True for a function or a subshell that may end with `[ ... ] && command`."""
+        if isinstance(statement, Simple) and statement.words:
+            found = shell.functions.get(statement.words[0].bare or "", ())
+            return not isinstance(found, Hole) and self._ends_open(shell, found, depth)
+        return (
+            isinstance(statement, Group)
+            and statement.apart
+            and self._ends_open(shell, statement.body, depth)
+        )
+
+    def _ends_open(self, shell: Shell, body: Body, depth: int) -> bool:
+        *rest, last = body or (None,)
+        if isinstance(last, Simple) and [word.bare for word in last.words] == ["return"] and rest:
+            last = rest[-1]
+        if isinstance(last, Chain):
+            return _decides(last.first) or not isinstance(last.first, Simple)
+        if isinstance(last, Redirected):
+            return self._ends_open(shell, (last.statement,), depth)
+        bodies: list[Body] = []
+        if isinstance(last, If):
+            bodies = [*(inner for _, inner in last.clauses), last.otherwise]
+        elif isinstance(last, Case):
+            bodies = [inner for _, inner, _ in last.clauses]
+        elif isinstance(last, Group | For | Loop):
+            bodies = [last.body]
+        elif isinstance(last, Simple) and depth < 8:
+            return self._decides_last(shell, last, depth + 1)
+        return any(self._ends_open(shell, inner, depth) for inner in bodies)
 
     def _in_test(self, shell: Shell, body: Body) -> int | None:
         """Run statements whose failure does not end the script."""

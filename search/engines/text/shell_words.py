@@ -34,6 +34,7 @@ _IN_TEXT = re.compile(r"[^\\$`]+")
 _VARIABLE = re.compile(rf"\$(?:{NAME}|[0-9@*#?$!-])")
 _TILDE = re.compile(r"~[\w.+-]*(?=/|$)")
 _TILDE_IN_VALUE = re.compile(r"(?<=[=:])~[\w.+-]*(?=[/:]|$)")
+_A_HOLE = re.compile(f"[{HOLES}]")
 _ESCAPE = re.compile(
     r"\\(?:([abeEfnrtv\\'\"?])|([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})"
     r"|U([0-9a-fA-F]{1,8}))"
@@ -383,6 +384,8 @@ class Scanner:
         match = _VARIABLE.match(text, start)
         if match is not None:
             self.at = match.end()
+            if re.fullmatch(NAME, match[0][1:]) and _A_HOLE.match(text, self.at):
+                self.refuse(f"a name that an unknown value continues: {match[0]}", start)
             return Piece("parameter", match[0], quoted)
         if not quoted and text.startswith("$'", start):
             match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(text, start)
