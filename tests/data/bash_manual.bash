@@ -1499,6 +1499,11 @@ set -e; { [ "$(hostname)" = x ] && A=1; }; RUN --x 1
 set -e; F() { if true; then [ "$(hostname)" = x ] && A=1; fi; }; F; RUN --x 1
 set -e; F() { for i in 1; do [ "$(hostname)" = x ] && A=1; done; }; F; RUN --x 1
 set -e; G() { [ "$(hostname)" = x ] && A=1; }; F() { G; }; F; RUN --x 1
+false; RUN --x $? $(echo 1) $?
+false; RUN --x "$(exit 3)" $? `echo 1`$?
+false; A=$(echo 1) B=$?; RUN --x $B $?
+false; A=$? B=$(exit 2)$?; RUN --x $A $B $?
+F() { A=$(exit 4); return; }; F; RUN --x $?
 ## shapes of real scripts
 GPUS_PER_NODE=8; NNODES=${NNODES:-2}; WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES)); RUN --w $WORLD_SIZE
 GPT_ARGS="

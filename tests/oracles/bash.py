@@ -29,6 +29,7 @@ RUN_TIME_NAMES = ("RUN_ID", "DATA_PATH", "MASTER_ADDR", "SLURM_JOB_ID")
 RUN_TIME_COMMANDS = ("date", "hostname", "whoami", "awk", "sed", "tr", "cut", "bc", "nvidia-smi",
                      "some-command")  # fmt: skip
 """Commands that print `RUN_TIME_WORD`, whatever they are asked."""
+_FILTERS = ("awk", "sed", "tr", "cut", "bc")
 LAUNCH = "torchrun pretrain_gpt.py --first 1"
 """Launch of every script, before the words that are compared."""
 _LAUNCHERS = ("torchrun", "python", "srun")
@@ -132,7 +133,9 @@ def _folder_of_commands(folder: Path) -> Path:
         if found is not None:
             (commands / name).symlink_to(found)
     for name in RUN_TIME_COMMANDS:
-        _stub(commands / name, f"#!/bin/sh\necho {RUN_TIME_WORD}\n")
+        # A filter that left its pipe unread would kill the command in front of it.
+        reads = "[ -p /dev/stdin ] && cat >/dev/null\n" if name in _FILTERS else ""
+        _stub(commands / name, f"#!/bin/sh\n{reads}echo {RUN_TIME_WORD}\n")
     (commands / "unknown").write_text(_UNKNOWN.replace("WORD", RUN_TIME_WORD), encoding="utf-8")
     for name in _LAUNCHERS:
         _stub(commands / name, _LAUNCHED.replace("WORD", RUN_TIME_WORD))

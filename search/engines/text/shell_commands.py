@@ -323,6 +323,7 @@ class Run(Statements):
         self._deeper("is nested too deeply, expected a launch script")
         try:
             self.substituted = self._apart(shell, lambda inner: self.body(inner, piece.body or ()))
+            shell.status = self.substituted  # `$?` behind it in the same command
             known, text, unread = self.sink.known, self.sink.text, self.sink.unread
         finally:
             self.sink, self._tested, self.line = outer, tested, line

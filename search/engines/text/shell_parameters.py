@@ -446,8 +446,8 @@ class Expansion(Words):
             return self.hole(f"${{{name}[{index}]}}")
         items = variable.items()
         if not variable.mapped and len(items) > 1:
-            for place, item in items.items():
-                if place != key and self.unplaced(item):
+            for at, item in items.items():
+                if at != key and self.unplaced(item):
                     return item  # it may move the other items
         return items.get(key)
 
