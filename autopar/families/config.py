@@ -159,10 +159,12 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         advice = "Describe the model in a model.json (docs/concepts/estimates.md)"
     else:
         advice = f"Write a model.json of its layers with {command}, and check it"
+    # Text models inside of others have the names of these, with an end.
+    known = [name for name in _FAMILIES if not name.endswith("_text")]
     return DocumentError(
         path,
         f"{found}, expected the name of a supported architecture"
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
-        remedy=f"{advice}. Supported are {', '.join(_FAMILIES)}",
+        remedy=f"{advice}. Supported are {', '.join(known)}",
     )

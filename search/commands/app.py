@@ -90,7 +90,7 @@ SCRIPT = "Launch script"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSpec:
-    """What a launch script is started with."""
+    """Arguments and environment of a launch script."""
 
     args: str | None = option(
         None, help="arguments of the script, as one text", panel=SCRIPT, metavar="TEXT"

@@ -79,20 +79,20 @@ class CheckSpec:
     )
     micro_batch_size: int | None = option(
         None,
-        help="sequences per GPU and micro-batch, where the file says auto",
+        help="sequences per GPU and micro-batch, where the file has auto",
         panel=_WHAT,
         low=1,
         metavar="N",
     )
     global_batch_size: int | None = option(
         None,
-        help="sequences per step, where the file says auto",
+        help="sequences per step, where the file has auto",
         panel=_WHAT,
         low=1,
         metavar="N",
     )
     precision: Literal["bf16", "fp16", "fp32"] | None = option(
-        None, help="precision, where the file says auto", panel=_WHAT
+        None, help="precision, where the file has auto", panel=_WHAT
     )
     check_ignore: tuple[str, ...] = option(
         (),
