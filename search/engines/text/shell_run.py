@@ -32,6 +32,7 @@ from search.engines.text.shell_syntax import (
     Simple,
     Statement,
     Test,
+    text_of,
 )
 from search.engines.text.shell_values import (
     COMPARED,
@@ -675,7 +676,7 @@ class Statements(Builtins):
 
     def _shown(self, statement: Statement) -> str:
         """Return the text and the line of a condition, for messages."""
-        said = self.holes.shown(" ".join(_written(statement).split()))
+        said = self.holes.shown(" ".join(text_of(statement).split()))
         return f"`{said[:60]}` on line {statement.line}" if said else f"line {statement.line}"
 
     # ----------------------------------------------------------------------------------------------
@@ -752,26 +753,6 @@ class Statements(Builtins):
         elif (groups := groups_of(text, value, place)) is not None:
             shell.variables["BASH_REMATCH"] = Variable(dict(enumerate(groups)), "a")
         return place is not None
-
-
-def _written(statement: Any) -> str:
-    """Return the text of a condition, as far as it is one command."""
-    if isinstance(statement, Test):
-        texts = [_written(p) if isinstance(p, Test) else p.written for p in statement.parts]
-        if len(texts) == 1:
-            return f"{statement.how} {texts[0]}"
-        return f" {statement.how} ".join(texts)
-    if isinstance(statement, Arithmetic):
-        return statement.text
-    if isinstance(statement, Simple):
-        return " ".join(word.written for word in statement.words)
-    if isinstance(statement, Not | Redirected):
-        return _written(statement.statement)
-    if isinstance(statement, Chain):
-        return _written(statement.rest[-1][1])
-    if isinstance(statement, Pipe):
-        return " | ".join(map(_written, statement.parts))
-    return ""
 
 
 def _last(statement: Statement) -> tuple[Statement, ...]:

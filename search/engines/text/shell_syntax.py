@@ -610,3 +610,23 @@ def cut(word: Word, plain: str, start: int, end: int) -> Word:
             pieces.append(piece._replace(text=text))
         at += length
     return Word(tuple(pieces), word.line)
+
+
+def text_of(statement: Any) -> str:
+    """Return the text of a condition, as far as it is one command."""
+    if isinstance(statement, Test):
+        texts = [text_of(p) if isinstance(p, Test) else p.written for p in statement.parts]
+        if len(texts) == 1:
+            return f"{statement.how} {texts[0]}"
+        return f" {statement.how} ".join(texts)
+    if isinstance(statement, Arithmetic):
+        return statement.text
+    if isinstance(statement, Simple):
+        return " ".join(word.written for word in statement.words)
+    if isinstance(statement, Not | Redirected):
+        return text_of(statement.statement)
+    if isinstance(statement, Chain):
+        return text_of(statement.rest[-1][1])
+    if isinstance(statement, Pipe):
+        return " | ".join(map(text_of, statement.parts))
+    return ""

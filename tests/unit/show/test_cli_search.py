@@ -149,7 +149,7 @@ def test_evaluate_prices_an_illegal_file(
         ({"world_size": 16}, "8 GPUs"),
         (
             {"layers": PLAN.layers[:3], "stage_sizes": (2, 1)},
-            "describes 3 layers, but toy has 4",
+            "3 layers, but toy has 4",
         ),
     ],
 )
