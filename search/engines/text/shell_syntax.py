@@ -612,7 +612,7 @@ def cut(word: Word, plain: str, start: int, end: int) -> Word:
     return Word(tuple(pieces), word.line)
 
 
-def text_of(statement: Any) -> str:
+def text_of(statement: object) -> str:
     """Return the text of a condition, as far as it is one command."""
     if isinstance(statement, Test):
         texts = [text_of(p) if isinstance(p, Test) else p.written for p in statement.parts]
