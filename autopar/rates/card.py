@@ -8,6 +8,7 @@ from it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,15 +118,20 @@ class Card(Record):
     def gpu(self) -> str:
         """Name of the GPU model for rules and kernels: a custom card has that of a shipped one.
 
-        It is the card of equal architecture with the closest bf16 peak.
+        It is the card of equal architecture with the closest bf16 peak and bandwidth of links in
+        a node, as ratios.
         """
         if catalog.shipped_card(self.name) == self.path or self.architecture is None:
             return self.name
         shipped = [load_card(name) for name in catalog.card_names()]
         alike = [card for card in shipped if card.architecture == self.architecture]
-        bf16 = self.flop_per_s["bf16"]
-        near = min(alike, key=lambda card: abs(card.flop_per_s["bf16"] - bf16), default=self)
-        return near.name
+
+        def distance(card: Card) -> float:
+            peaks = math.log(card.flop_per_s["bf16"] / self.flop_per_s["bf16"])
+            links = math.log(card.network.link_bytes_per_s / self.network.link_bytes_per_s)
+            return abs(peaks) + abs(links)
+
+        return min(alike, key=distance, default=self).name
 
     def need(self, key: str, reader: str) -> float:
         """Return one entry of `more`, such as "host.memory_bytes", in base units.

@@ -298,7 +298,8 @@ def _fixed(rule: str, fixed: Constraints) -> Constraints:
         name, _, value = (text.strip() for text in part.partition("="))
         name = name.replace("_", "-")
         if name not in known or not value:
-            hint = "" if name in known else did_you_mean(name, tuple(known))
+            every = f"Use {', '.join(sorted(known))}"
+            hint = "" if name in known else did_you_mean(name, tuple(known), otherwise=every)
             raise OptionError(
                 f"--why-not: expected degrees such as tp=8,pp=2, got {part!r:.60}", remedy=hint
             )

@@ -691,14 +691,18 @@ def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
     names = max(len("engine"), *(len(line.engine) for line in lines))
     # Columns are separated by two blanks.
     width = console.width - names - len("1,000.00 GiB") - 4
+
+    def short_reason(line: EngineBest) -> str:
+        return line.reason if len(line.reason) <= width else ""
+
     for line in lines:
         missing = "-" if line.missing_bytes is None else format_bytes(line.missing_bytes)
-        words = in_table(line.smallest) or "memory not counted"
+        words = in_table(line.smallest) or short_reason(line) or "memory not counted"
         table.add_row(line.engine, missing, escape(shortened(words, width)))
     console.print(table)
     # A reason is a sentence, which a column would cut.
     for line in lines:
-        if not line.smallest and line.reason:
+        if not line.smallest and line.reason and not short_reason(line):
             print_item(console, f"{line.engine}: {line.reason}")
 
 
