@@ -198,10 +198,10 @@ class _Parser:
         raise self._unread(self._scanner.line(self._scanner.at - len(token)), token)
 
     def _unread(self, line: int, what: str) -> DocumentError:
-        shown = "ends here" if what in ("", "\n") else f"continues with {what!r}"
+        shown = "it ends here" if what in ("", "\n") else f"it continues with {what!r}"
         return DocumentError(
             self._scanner.path,
-            f"line {line}: not a supported shell statement {shown}",
+            f"line {line}: not a supported shell statement: {shown}",
             remedy="Give the arguments in a plain script, YAML or JSON",
         )
 

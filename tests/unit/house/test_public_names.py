@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,22 @@ def test_check_sees_what_it_must() -> None:
     tree = ast.parse("LIMIT = 1\n_a = 2\nclass C: ...\ndef f(): ...\nn: int = 3\ndef _g(): ...")
     assert public_names(tree) == {"LIMIT", "C", "f", "n"}
     assert declared_names(ast.parse("__all__ = ['b', 'a']")) == ["b", "a"]
+
+
+def documented_imports() -> list[tuple[str, str, str]]:
+    """Return (page, module, name) of the names that Python in the documentation imports."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for node in ast.walk(ast.parse(block)):
+                module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+                if module.partition(".")[0] in ("autopar", "search"):
+                    assert isinstance(node, ast.ImportFrom)
+                    found += [(page.name, module, name.name) for name in node.names]
+    return found
+
+
+@pytest.mark.parametrize(("page", "module", "name"), documented_imports())
+def test_names_in_the_documentation_exist(page: str, module: str, name: str) -> None:
+    assert hasattr(import_module(module), name), f"{page}: no {name} in {module}"
