@@ -148,7 +148,7 @@ def message_of(error: AutoparError) -> str:
     """Return the console message of an error: a line, then one each for a long list and a hint.
 
     Sentences are never cut. In a message that is too long, paths and values are shortened in their
-    middle, and a long list has a line of its own.
+    middle, and a long list has a separate line.
     """
     problem, remedy = (_on_one_line(text) for text in (error.short, error.remedy or ""))
     hint = remedy if len(remedy) > _REMEDY else ""

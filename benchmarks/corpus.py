@@ -3,7 +3,7 @@
 `python -m benchmarks.corpus FOLDER --out ROWS` reads every script, YAML, TOML and JSON file in the
 clones `FOLDER/OWNER/NAME`. `--against tests/data/corpus.jsonl` reads the files of stored rows only,
 lists what changed, and exits with 1 if anything did. A file whose content differs from its row is
-left out: check out the commit of the row. Nothing is fetched.
+skipped: check out the commit of the row. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Row(Record):
     engine: str = ""
     gpus: int | None = None
     assumed: tuple[str, ...] = ()
-    """What the file does not say: `gpus`, `model`."""
+    """Values that the file lacks: `gpus`, `model`."""
     degrees: Mapping[str, int] | None = None
     """Degrees pp, tp, cp, ep, dp; None: no run."""
     batch: int | None = None
@@ -181,7 +181,7 @@ def _checked(path: Path) -> dict[str, Any]:
     """Return the fields of a row that the check answers."""
     found, assumed = _answered(path)
     asked = [_id(one) for one in found["findings"] if one["kind"] in _SAID]
-    # A script has a model of its own, so that only a document is read with the assumed one.
+    # A script has its model, so that only a document is read with the assumed one.
     if asked == ["read.unpriced model"] and path.suffix.lower() in _DOCUMENTS:
         found, assumed = _answered(path, **ASSUMED_MODEL)
         assumed = (*assumed, "model")

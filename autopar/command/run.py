@@ -104,7 +104,7 @@ def _lacks_threads(error: Exception) -> bool:
     """Return True if the system refused a new thread or process."""
     if isinstance(error, OSError):
         return error.errno in (errno.EAGAIN, errno.ENOMEM)
-    # Python has no error class of its own for it.
+    # Python has no separate error class for it.
     return type(error) is RuntimeError and error.args == ("can't start new thread",)
 
 

@@ -159,7 +159,7 @@ class Usual(DenseFirst):
         return None if self.kv_lora_rank is not None else Decoder.head_width(self, path)
 
     def assumptions(self) -> Iterator[str]:
-        """Yield what the keys do not tell, one clause each, for the user to check."""
+        """Yield the properties without a key, one clause each, for the user to check."""
         act = "no hidden_act" if self.hidden_act is None else f"hidden_act {self.hidden_act}"
         yield f"{'gated MLPs of three' if self.is_gated else 'MLPs of two'} matrices ({act})"
         norms = "LayerNorms with biases" if self.has_layer_norms else "RMSNorms"
@@ -174,7 +174,7 @@ class Usual(DenseFirst):
 
 
 def usual_spec(path: Path, text: Mapping[str, Any], name: str) -> tuple[ModelSpec, tuple[str, ...]]:
-    """Return the architecture that usual keys describe, and the assumptions that it rests on.
+    """Return the architecture that usual keys describe, and its assumptions.
 
     text : keys of the text model. Raises DocumentError for a missing or invalid key, or for an
     encoder with a decoder.

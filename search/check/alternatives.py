@@ -180,7 +180,7 @@ _KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
 def _single_changes(run: Run, moves: Set[Move]) -> Iterator[Run]:
     """Yield the legal runs that differ from a run by one knob.
 
-    Runs that no search returns are left out, unless the given run is one of their kind.
+    Runs that no search returns are excluded, unless the given run is one of their kind.
     """
     busy = _is_busy(run)
     for move, knob in _KNOBS.items():

@@ -128,7 +128,7 @@ def _answered(raw: Mapping[str, object]) -> int:
 
 
 def _write_skeleton(request: Request, target: Path) -> int:
-    """Write the model of a request as a `model.json`, and print what is to be checked in it."""
+    """Write the model of a request as a `model.json`, and print its assumptions."""
     from autopar.documents import catalog
     from autopar.documents.json import load_object
     from autopar.documents.spec import FORMAT, load_spec, write_spec

@@ -40,7 +40,7 @@ def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[s
     """
     for key, value in document.items():
         name = f"{before}{key}"
-        # An empty object may stand where a value belongs.
+        # An empty object may replace a value.
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{name}.")
         else:

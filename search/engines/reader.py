@@ -91,7 +91,7 @@ class CheckedFile(Record):
         parts = []
         for kind in ("not understood", "not priced"):
             own = [one for one in notices if one.kind == kind]
-            # The value of a known argument says which of its effects has no price.
+            # The value of a known argument names the effect without a price.
             names = [
                 str(one.values["given"])
                 if kind == "not priced"

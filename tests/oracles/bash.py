@@ -314,7 +314,7 @@ def _unknown_of(note: str) -> list[str]:
     found, part = list[str](), ""
     for one_of in note.partition(": ")[2].split(", "):
         part = f"{part}, {one_of}" if part else one_of
-        if part.count("(") <= part.count(")"):  # `$(tr , -)` has a comma of its own
+        if part.count("(") <= part.count(")"):  # `$(tr , -)` contains a comma
             found.append(part)
             part = ""
     return [*found, *part.split(", ")] if part else found

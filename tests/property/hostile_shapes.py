@@ -2,9 +2,9 @@
 
     run = make(17, folder)
 
-fills a folder with good files of every kind and changes one or two values of one of them, as
-`hostile.make` does. `ignored` finds values that a command passes over: with a value of a wrong
-type it answers as without it, and otherwise with the right one.
+fills a folder with good files of every kind and changes one or two values of one of them.
+`ignored` finds values that a command passes over: with a value of a wrong type it answers as
+without it. With the right value its answer is another one.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ WHOLE: tuple[Any, ...] = (
     *(10**400, 1e7, 1e18, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
 )
 WRONG: tuple[Any, ...] = (7, -3.5, True, "x", "8", "", [], {}, [7], {"a": 7}, [[]], [None], None)
-"""Values of every type: most are wrong where they stand."""
+"""Values of every type: most are wrong there."""
 RAW: dict[str, tuple[str, ...]] = {
     ".json": ("1e400", "-0", "1E+3", "0.1e1", "9" * 4300, "[" * 60 + "]" * 60),
     ".yaml": (

@@ -84,7 +84,7 @@ def test_hostile_files_are_answered(runs: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 3 * MANY, PART))
 def test_many_hostile_files_are_answered(runs: Runner, first: int) -> None:
-    """As `python -m benchmarks.hostile_runs --runs 15000`."""
+    """Like `python -m benchmarks.hostile_runs --runs 15000`."""
     judge([judged(runs, seed) for seed in range(first, first + PART)])
 
 

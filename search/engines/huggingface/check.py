@@ -89,7 +89,7 @@ def owns(source: Configuration) -> bool:
     if source.command is None:
         return "distributed_type" in source.document
     flags, starter = source.flags or {}, _starter(source)
-    # The Trainer takes the file of its own argument --deepspeed, not that of the launcher.
+    # The Trainer takes the file of its argument --deepspeed, not that of the launcher.
     if any(flag in flags for flag in CONFIGURATIONS):
         return False
     if starter == "torchrun":

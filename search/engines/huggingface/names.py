@@ -24,6 +24,7 @@ _HARMLESS: Mapping[str, str] = {
         include_for_metrics load_best_model_at_end metric_for_best_model greater_is_better
         predict_with_generate generation_max_length generation_num_beams generation_config
         bf16_full_eval fp16_full_eval past_index use_legacy_prediction_loop jit_mode_eval
+
         compute_accuracy plot_loss eval_on_each_dataset eval_num_beams do_sample temperature top_p
         top_k num_beams max_new_tokens repetition_penalty length_penalty skip_special_tokens
         do_mmlu_eval mmlu_split mmlu_dataset max_mmlu_samples eval_dataset_size max_eval_samples
@@ -37,6 +38,7 @@ _HARMLESS: Mapping[str, str] = {
         wandb_project wandb_entity wandb_run_name wandb_watch use_wandb tensorboard_dir
         use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode
         swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret
+
         enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps
         profiler_active_steps profiler_repeat profiler_record_shapes profiler_profile_memory
         profiler_with_stack profile_modules print_param_status log_completions verbose debug
@@ -70,6 +72,7 @@ _HARMLESS: Mapping[str, str] = {
         dataset_num_proc dataset_batch_size dataset_dir dataset_path dataset_format dataset_mixer
         dataset_mixture datasets data_path data_dir data_files train_file train_data train_path
         validation_file validation_split_percentage test_file eval_data_path eval_dataset val_size
+
         test_size media_dir max_train_samples max_samples max_steps_per_epoch streaming
         buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_num_workers
         preprocessing_batch_size tokenized_path keep_linebreaks text_column text_columns
@@ -77,6 +80,7 @@ _HARMLESS: Mapping[str, str] = {
         remove_unused_columns dataloader_drop_last dataloader_num_workers
         dataloader_prefetch_factor dataloader_pin_memory dataloader_persistent_workers
         num_workers split_train lazy_preprocess conv_template template chat_template
+
         chat_template_path default_system system_prompt tool_format enable_thinking
         preserve_thinking train_on_prompt train_on_source mask_history mask_prompt
         completion_only_loss assistant_only_loss ignore_pad_token_for_loss
@@ -92,6 +96,7 @@ _HARMLESS: Mapping[str, str] = {
         lora_bias init_lora_weights bnb_4bit_quant_type bnb_4bit_compute_dtype quant_type
         bnb_4bit_quant_storage quant_storage quantization_method quantization_type
         quantization_device_map pissa_init pissa_iter pissa_convert split_special_tokens
+
         rope_scaling moe_aux_loss_coef router_aux_loss_coef use_kv_cache infer_backend infer_dtype
         model_name_hf attention_dropout pre_norm upcast_layernorm use_cache
     """,

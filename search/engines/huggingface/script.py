@@ -1,4 +1,4 @@
-"""Arguments of Hugging Face scripts: aliases, lookups, and what is left of them.
+"""Arguments of Hugging Face scripts: aliases, lookups, and the remaining arguments.
 
 Scripts with their own parser name the settings of `TrainingArguments`, TRL and PEFT in their own
 words. `translated` replaces the words that always mean the same. Arguments that no reader looks up
@@ -39,7 +39,7 @@ _NO = ("false", "0", "no", "n", "f", "none", "null")
 
 
 class ScriptOptions(Record):
-    """Settings that the user gives for a script, and what is known of its program."""
+    """Settings that the user gives for a script, and the properties of its program."""
 
     model: str | None = None
     seq_length: int | None = None

@@ -174,7 +174,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
 
 def _of_a_part(one: Notice) -> Notice:
-    """Return a finding on an array of arguments: what it misses may be in the launch command."""
+    """Return a finding on an array of arguments: missing arguments may be in the launch command."""
     if one.kind != "illegal" or not {"missing", "needs"} & {*one.id.split(".")}:
         return one
     return replace(one, kind="not priced", withdraws=BOTH)

@@ -34,6 +34,7 @@ _HARMLESS: dict[str, str] = {
         disable-log-loss-scale-to-tensorboard timing-log-level timing-log-option
         no-barrier-with-level-1-timing tensorboard-dir tensorboard-log-interval
         tensorboard-queue-size wandb-project wandb-entity wandb-exp-name wandb-save-dir
+
         moe-per-layer-logging moe-routing-trace-path moe-routing-trace-max-training-iters
         moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
         moe-routing-trace-dump-weights config-logger-dir dump-param-to-param-group-map
@@ -65,6 +66,7 @@ _HARMLESS: dict[str, str] = {
         ckpt-fully-parallel-load-replicate-local ckpt-assume-constant-structure
         no-ckpt-load-validate-sharding-integrity disable-ckpt-load-validate-sharding-integrity
         no-load-optim no-load-rng no-save-optim no-save-rng load-main-params-from-ckpt
+
         no-strict-fsdp-dtensor-load disable-strict-fsdp-dtensor-load auto-detect-ckpt-format
         dist-ckpt-format dist-ckpt-strictness dist-ckpt-save-pre-mcore-014
         dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
@@ -76,6 +78,7 @@ _HARMLESS: dict[str, str] = {
         disable-use-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint
         replication replication-jump replication-factor moe-use-upcycling
         moe-upcycling-granularity no-load-strict hetereogenous-dist-checkpoint
+
         ckpt-drop-redundant-extra-state override-ckpt-iteration keep-last
     """,
     "restarts": """
@@ -90,6 +93,7 @@ _HARMLESS: dict[str, str] = {
         inprocess-completion-timeout inprocess-last-call-wait inprocess-termination-grace-time
         inprocess-granularity inprocess-active-world-size inprocess-empty-cuda-cache
         check-for-spiky-loss check-for-large-grads no-check-for-nan-in-loss-and-grad
+
         check-for-nan-in-loss-and-grad check-weight-hash-across-dp-replicas-interval
     """,
     "data": """
@@ -100,6 +104,7 @@ _HARMLESS: dict[str, str] = {
         mid-level-dataset-surplus no-mmap-bin-files mmap-bin-files no-data-sharding data-sharding
         reset-position-ids reset-attention-mask eod-mask-loss fim-data fim-rate fim-spm-rate
         fim-split-sample fim-fragment-rate fim-no-prefix fim-prefix-token fim-middle-token
+
         fim-suffix-token fim-pad-token fim-eod-token mask-prob short-seq-prob sample-rate
         allow-ambiguous-pad-tokens no-create-attention-mask phase-transition-iterations
         disable-msc train-sync-interval
@@ -122,6 +127,7 @@ _HARMLESS: dict[str, str] = {
         apply-wd-to-qk-layernorm clip-grad adam-beta1 adam-beta2 adam-eps sgd-momentum
         muon-momentum muon-no-split-qkv muon-use-nesterov muon-scale-mode
         muon-fp32-matmul-prec muon-num-ns-steps muon-tp-mode muon-extra-scale-factor
+
         override-opt-param-scheduler use-checkpoint-opt-param-scheduler loss-scale
         initial-loss-scale min-loss-scale loss-scale-window hysteresis
         train-iters train-samples exit-interval
@@ -155,6 +161,7 @@ _HARMLESS: dict[str, str] = {
         moe-router-enable-expert-bias moe-router-dtype moe-token-drop-policy fp8-margin
         fp8-interval fp8-amax-history-len fp8-amax-compute-algo qk-clip-alpha qk-clip-threshold
         softmax-scale no-masked-softmax-fusion no-bias-gelu-fusion no-persist-layer-norm
+
         ddp-average-in-collective no-gradient-reduce-div-fusion gradient-accumulation-fusion
         rope-type moe-shared-expert-gate moe-router-padding-for-fp8
         moe-router-padding-for-quantization moe-input-jitter-eps yarn-beta-fast
@@ -192,6 +199,7 @@ _HARMLESS: dict[str, str] = {
         use-inference-optimized-layers decode-only-cuda-graphs nccl-all-reduce-for-prefill
         mlp-chunks-for-prefill disable-chunked-prefill symmetric-ar-type cache-mla-latents
         moe-pad-experts-for-cuda-graph-inference output-bert-embeddings bert-embedder-type
+
         inference-sampling-seed
         enable-chunked-prefill num-speculative-tokens output-logit-dtype
         inference-coordinator-port inference-cuda-graph-all-prefills
@@ -226,6 +234,7 @@ _EFFECTIVE: dict[str, str] = {
         quick-geglu openai-gelu normalization qk-layernorm position-embedding-type
         use-rotary-position-embeddings rotary-percent no-position-embedding multi-latent-attention
         q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mtp-num-layers
+
         mtp-use-repeated-layer attention-dropout hidden-dropout spec transformer-impl
         use-legacy-models yaml-cfg
         extra-vocab-size
@@ -262,6 +271,7 @@ _EFFECTIVE: dict[str, str] = {
         disable-tp-comm-overlap-ag no-tp-comm-overlap-ag disable-tp-comm-overlap-rs
         no-tp-comm-overlap-rs disable-tp-comm-bulk-dgrad no-tp-comm-bulk-dgrad
         disable-tp-comm-bulk-wgrad no-tp-comm-bulk-wgrad disable-tp-comm-split-ag
+
         no-tp-comm-split-ag disable-tp-comm-split-rs no-tp-comm-split-rs
         tp-comm-overlap-disable-qkv tp-comm-overlap-disable-fc1 use-sharp sharp-enabled-group
         high-priority-stream-groups use-nccl-ub nccl-ub disable-symmetric-registration
@@ -355,6 +365,7 @@ _EFFECTIVE: dict[str, str] = {
         retriever-report-topk-accuracies retriever-score-scaling block-data-path embedding-path
         indexer-batch-size indexer-log-interval num-classes img-h img-w num-channels patch-dim
         classes-fraction data-per-class-fraction vision-pretraining vision-pretraining-type
+
         vision-backbone-type swin-backbone-type mask-type mask-factor iter-per-epoch
         dino-local-img-size dino-local-crops-number dino-head-hidden-size dino-bottleneck-size
         dino-freeze-last-layer dino-norm-last-layer dino-warmup-teacher-temp dino-teacher-temp
@@ -364,6 +375,7 @@ _EFFECTIVE: dict[str, str] = {
         retro-attention-gate retro-no-verify-neighbor-count retro-workdir
         hybrid-attention-ratio hybrid-mlp-ratio hybrid-override-pattern hybrid-layer-pattern
         mtp-hybrid-override-pattern is-hybrid-model mamba-state-dim mamba-head-dim
+
         mamba-num-groups mamba-num-heads disable-mamba-mem-eff-path
         heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
         dataset-provider language-model-type model-provider vision-model-type
@@ -384,6 +396,7 @@ _EFFECTIVE: dict[str, str] = {
         rl-inference-expert-tensor-model-parallel-size
         rl-inference-model-unified-memory-level rl-offload-inference-model-weights-when-idle
         rl-verify-model-weights-swap rl-parallel-generation-tasks rl-skip-bos-token
+
         rl-consumption-granularity rl-submission-granularity rl-generation-lag refit-method
         grpo-prompts-per-step grpo-group-size grpo-iterations grpo-clamp-eps-lower
         grpo-clamp-eps-upper grpo-kl-beta grpo-entropy-term-weight
@@ -412,6 +425,7 @@ _OF_TIME = """
     tp-comm-overlap-disable-qkv tp-comm-overlap-disable-fc1 use-sharp sharp-enabled-group
     disable-symmetric-registration create-all-gather-group delay-wgrad-compute
     moe-router-topk-limited-devices softmax-type use-torch-optimizer-for-cpu-offload
+
     no-pin-cpu-grads no-pin-cpu-params dataloader-inter-document-masking
 """
 """Arguments of `_EFFECTIVE` that change no memory: the rate of kernels and of messages."""

@@ -1,12 +1,12 @@
 """Constraints of Megatron-LM on its arguments, one `Rule` each.
 
 A row without a source comes from `validate_args` in `megatron/training/arguments.py` or from
-`TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig`, in each release from
-core 0.15 to main of August 2026 (core 0.20). `BY_RELEASE` contains rules that only some of these
-releases enforce. Device requirements of low precision are those of Transformer Engine: compute
-capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for mxfp8. `search.engines.megatron.setting`
-computes the values that rules read. `search.engines.megatron.findings` reports arguments without
-effect.
+`TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig`. It is in each
+release from core 0.15 to main of August 2026 (core 0.20). `BY_RELEASE` contains rules that only
+some of these releases enforce. Device requirements of low precision are those of Transformer
+Engine: compute capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for mxfp8.
+`search.engines.megatron.setting` computes the values that rules read.
+`search.engines.megatron.findings` reports arguments without effect.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class Configuration(Record):
 
 
 class _Started(NamedTuple):
-    """What scripts are started with."""
+    """Arguments and environment of scripts."""
 
     arguments: tuple[str, ...] | None = None
     """Positional parameters; None if not given."""

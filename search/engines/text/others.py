@@ -23,7 +23,7 @@ class _Other(NamedTuple):
     command: str = r"(?!)"
     """Pattern of a command, at its beginning, or of a program or module."""
     flags: frozenset[str] = frozenset()
-    """Flags of which one identifies the engine."""
+    """Flags that identify the engine, each alone."""
     keys: tuple[frozenset[str], ...] = ()
     """Sets of keys; a document with all keys of a set is of the engine. A section counts."""
 
@@ -193,7 +193,7 @@ def _dotted(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _purpose(program: str) -> str | None:
-    """Return what a program does instead of training, from its name; None if it may train."""
+    """Return the purpose of a program that does not train, from its name; None if it may train."""
     stem = re.split(r"[/.]", program.removesuffix(".py"))[-1]
     words = {*re.split(r"[^a-z0-9]+", stem.lower())}
     if words & _TRAINS:
@@ -202,7 +202,7 @@ def _purpose(program: str) -> str | None:
 
 
 def _of_flags(flags: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return what a program does instead of training, from its arguments; None if it may train."""
+    """Return the purpose of a program from its arguments; None if it may train."""
     if _GENERATES & flags.keys():
         return "generates text and does not train"
     if "skip-train" in flags:

@@ -67,7 +67,7 @@ def check_sum(text: str) -> None:
 
 
 class _Sum:
-    """Evaluator of one expression by precedence climbing; what is not taken is not evaluated."""
+    """Evaluator of one expression by precedence climbing; untaken branches are not evaluated."""
 
     def __init__(self, text: str, variables: Variables | None, depth: int) -> None:
         self._variables, self._depth, self._at = variables, depth, 0

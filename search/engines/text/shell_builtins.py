@@ -1,6 +1,6 @@
-"""Builtin commands of bash that change what a later word is, and those that print words.
+"""Builtin commands of bash that change later words, and those that print words.
 
-`BUILTINS` lists what is interpreted and `REFUSED` what is not; any other command is a program,
+`BUILTINS` lists the interpreted ones and `REFUSED` the others; any other command is a program,
 which cannot change a variable of the script.
 """
 
@@ -61,7 +61,7 @@ class Sink:
     def __init__(self) -> None:
         self.parts, self.known = list[str](), True
         self.unread = False
-        """True if a builtin wrote what is not interpreted, which may be several words."""
+        """True if a builtin wrote text that is not interpreted, which may be several words."""
 
     @property
     def text(self) -> str:

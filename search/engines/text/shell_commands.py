@@ -208,7 +208,7 @@ class Run(Statements):
         line: int,
         options: frozenset[str] = frozenset(),
     ) -> None:
-        """Run a text in a shell of its own, which sees only what is exported."""
+        """Run a text in a separate shell, which sees only exported variables."""
 
         def run(inner: Shell) -> int | None:
             inner.variables = {n: v for n, v in inner.variables.items() if "x" in v.marks}

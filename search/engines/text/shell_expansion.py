@@ -1,4 +1,4 @@
-"""Expansion of words as bash does it: braces, splitting at IFS, patterns of files.
+"""Expansion of words by the rules of bash: braces, splitting at IFS, patterns of files.
 
 Values known only at run time become holes, with the text of the script.
 `search.engines.text.shell_parameters` provides the values of variables.
@@ -103,7 +103,7 @@ class Words:
         return found
 
     def pattern_text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
-        """Return a pattern, in which a backslash quotes what stood in quotes."""
+        """Return a pattern, in which a backslash quotes the quoted characters."""
         parts = list[str]()
         for piece in word.pieces:
             text = self._text(shell, Word((piece,), word.line), unset=unset)

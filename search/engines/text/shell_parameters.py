@@ -492,7 +492,7 @@ class Expansion(Words):
             if operator[0] in "#%/" and (cut := self._open_cut(shell, value, found)) is not None:
                 return cut
             first = next((hole for hole in holes if hole.why or hole.refused), Hole(written))
-            # What is left may be empty, or several words where a text of `eval` splits it.
+            # The rest may be empty, or several words where a text of `eval` splits it.
             several = first.why or re.search(r"\s", value)
             return self.holes.character(first._replace(many=1) if several else first)
         if operator == ":":

@@ -210,7 +210,7 @@ def _times(text: str, at: int) -> tuple[int, int | None, int]:
 
 
 def groups_of(text: str, value: str, place: tuple[int, int]) -> list[str] | None:
-    """Return what an expression and its groups matched; None if that is not decided here.
+    """Return the matches of an expression and of its groups; None if that is not decided here.
 
     Without alternatives and repeated groups, the longest match is the greedy one of Python, whose
     time is bounded by the lengths and the number of repetitions.

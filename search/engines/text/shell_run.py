@@ -83,7 +83,7 @@ class Statements(Builtins):
         self._depth = 0
 
     def script(self, shell: Shell, body: Body) -> None:
-        """Run a whole script, and what it asks to run at its end."""
+        """Run a whole script, and the commands of its EXIT trap."""
         with suppress(Exit):
             self.body(shell, body)
         if text := shell.traps.pop("EXIT", ""):
@@ -472,13 +472,13 @@ class Statements(Builtins):
             self.budget.step()
 
     def _progress(self, shell: Shell) -> tuple[object, ...]:
-        """Return what a round of a loop can change; one that changes nothing repeats for ever."""
+        """Return the state that a round can change; a round without changes repeats for ever."""
         at = self.input.at if self.input is not None else 0
         state = ({**shell.variables}, [*shell.given], shell.option_at, shell.options)
         return (*state, {**shell.functions}, {**shell.traps}, at)
 
     def _open_loop(self, shell: Shell, body: Body, why: str, name: str | None) -> int | None:
-        """Run a loop with an unknown number of rounds; what a round changes is open after it."""
+        """Run a loop with an unknown number of rounds; its variables are open afterwards."""
         sink, input_ = self.sink, self.input
         changed = {name} if name else set[str]()
         while True:
@@ -621,7 +621,7 @@ class Statements(Builtins):
             stops[:] = stops[-1:]
 
     def _merge(self, shell: Shell, states: list[Shell], why: str) -> None:
-        """Make a state that stands for several; what differs is open."""
+        """Make one state of several; variables that differ are open."""
         first = states[0].copy()
         if len(states) > 1:
             for name in dict.fromkeys(n for state in states for n in state.variables):
@@ -756,14 +756,14 @@ class Statements(Builtins):
 
 
 def _last(statement: Statement) -> tuple[Statement, ...]:
-    """Return the commands of a chain, any of which may be the last to run."""
+    """Return the commands of a chain, each of them possibly the last to run."""
     if isinstance(statement, Chain):
         return statement.first, *(one for _, one in statement.rest)
     return (statement,)
 
 
 def _decides(statement: Statement) -> bool:
-    """Return True for a condition that stands alone: with `set -e` its failure ends a script."""
+    """Return True for a condition without a branch: with `set -e` its failure ends a script."""
     if isinstance(statement, Simple):
         pieces = [p for word in statement.words for p in word.pieces]
         if any(_decides(last) for p in pieces if p.body for last in _last(p.body[-1])):

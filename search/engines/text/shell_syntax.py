@@ -460,7 +460,7 @@ class _Parser:
         raise refusal(self._scanner.path, line, f"`{self._keyword()}`")
 
     # ----------------------------------------------------------------------------------------------
-    # Conditions in double brackets, which have words and operators of their own.
+    # Conditions in double brackets, which have separate words and operators.
 
     def _test(self, line: int) -> Statement:
         found = self._any_of(line)
@@ -470,7 +470,7 @@ class _Parser:
         return found
 
     def _mark(self, *marks: str) -> str | None:
-        """Move past the first of several operators that stands next, and return it."""
+        """Move past the next token if it is one of several operators, and return it."""
         scanner = self._scanner
         scanner.skip_blanks(" \t\n")
         for mark in marks:
@@ -613,7 +613,7 @@ def cut(word: Word, plain: str, start: int, end: int) -> Word:
 
 
 def text_of(statement: object) -> str:
-    """Return the text of a condition, as far as it is one command."""
+    """Return the text of a condition, if it is one command."""
     if isinstance(statement, Test):
         texts = [text_of(p) if isinstance(p, Test) else p.written for p in statement.parts]
         if len(texts) == 1:

@@ -476,7 +476,7 @@ def closing(text: str, start: int) -> int:
 
 
 def _tilded(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of a word, with `~` that bash expands as pieces of their own."""
+    """Return the pieces of a word, with `~` that bash expands as separate pieces."""
     if "~" not in plain_text(pieces):
         return tuple(pieces)
     done = list[Piece]()

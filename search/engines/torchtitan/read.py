@@ -103,8 +103,8 @@ _KNOWN = frozenset(
 _UNPRICED: Mapping[str, Unpriced] = {
     "compile.backend": Unpriced("another compiler", off=("inductor",)),
     "debug.deterministic": Unpriced("deterministic kernels", ("time",)),
-    "experimental.custom_args_module": Unpriced("code of its own"),
-    "experimental.custom_import": Unpriced("code of its own"),
+    "experimental.custom_args_module": Unpriced("custom code"),
+    "experimental.custom_import": Unpriced("custom code"),
     "fault_tolerance.enable": Unpriced("replicas that come and go"),
     "float8.emulate": Unpriced("GEMMs of 16 bits"),
     "optimizer.implementation": Unpriced("temporaries of the optimizer", off=("fused",)),

@@ -1,4 +1,4 @@
-"""Rows of launch files: what is read from each shape, the format, and what counts as a change."""
+"""Rows of launch files: values read from each shape, the format, and what counts as a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def price(tmp_path_factory: pytest.TempPathFactory) -> tuple[float | None, float
 
 
 def test_number_of_shapes() -> None:
-    """There are 40 files or more, each with a name of its own."""
+    """There are 40 files or more, each with a separate name."""
     assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 40
 
 
@@ -126,7 +126,7 @@ def clone(folder: Path) -> Path:
 
 
 def git(root: Path, *words: str) -> str:
-    """Return what a git command prints."""
+    """Return the output of a git command."""
     command = ("git", "-C", str(root), *words)
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -51,7 +51,7 @@ QWEN3_MOE: dict[str, Any] = {
 
 
 def written(folder: Path, config: dict[str, Any]) -> Path:
-    """Return the path of a config.json in a folder of its own."""
+    """Return the path of a config.json in a separate folder."""
     (folder / "newcomer").mkdir(exist_ok=True)
     path = folder / "newcomer" / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
@@ -193,7 +193,7 @@ def test_a_family_that_no_model_file_expresses_is_refused_with_the_reason(
 def test_an_unknown_family_is_told_the_command_and_all_known_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is cut; and a file that lacks a size is not told a command that would fail."""
+    """The error is whole; it suggests no command that would fail for lack of a size."""
     path = written(tmp_path, DENSE)
     arguments = ["--model", str(path), "--hardware", "h100:1x8"]
     assert search.run(arguments) == 2

@@ -415,7 +415,7 @@ deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path meta-ll
 def test_an_update_without_a_fused_kernel_needs_a_partition_more(
     optim: str, section: dict[str, Any] | None, fused: bool, named: bool, tmp_path: Path
 ) -> None:
-    """As torch.optim.AdamW does, where the JSON has no optimizer. A release is not in the file."""
+    """The optimizer is torch.optim.AdamW where the JSON has none. A release is not in the file."""
     document = {
         "train_micro_batch_size_per_gpu": "auto",
         "fp16": {"enabled": "auto"},
@@ -598,7 +598,7 @@ def test_a_typed_model_is_of_the_working_folder(
 def test_a_configuration_is_found_from_the_working_folder(
     kind: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As launchers find it; that of the script's folder comes first, which is said."""
+    """Launchers find it, too; that of the script's folder comes first, with a note."""
     folder = tmp_path / "examples" / "a"
     (folder / "conf").mkdir(parents=True)
     (tmp_path / "conf").mkdir()

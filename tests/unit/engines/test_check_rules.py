@@ -579,7 +579,7 @@ def test_settings_have_the_environment_that_they_need(
 
 @pytest.mark.parametrize("steps", ["0:64 250B:384", "250b:384,0:64", "0:384"])
 def test_a_schedule_of_batches_is_priced_at_its_last(steps: str, tmp_path: Path) -> None:
-    """As with a ramp-up, the finding names the first batch if it is another one."""
+    """The finding names the first batch if it is another one, like that of a ramp-up."""
     file = checked(tmp_path, DENSE, global_batch_size=None, step_batch_size_schedule=steps)
     assert file.run is not None
     assert file.run.strategy.global_batch == 384

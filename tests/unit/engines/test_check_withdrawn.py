@@ -77,7 +77,7 @@ Read = Callable[..., CheckedFile]
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Read:
-    """Return a function that checks a script beside a DeepSpeed or accelerate configuration."""
+    """Return a function that checks a script with a DeepSpeed or accelerate configuration."""
 
     def read(text: str, document: Mapping[str, Any] = ZERO3, **asked: Any) -> CheckedFile:
         for name in ("ds.json", "a.yaml"):
@@ -248,7 +248,7 @@ def test_arguments_that_the_script_declares_are_harmless(checked: Read, tmp_path
 def test_words_of_own_parsers_are_taken_for_those_of_trl(
     own: str, known: str, checked: Read
 ) -> None:
-    """Which a finding says."""
+    """A finding names it."""
     file, same = checked(TRAINER + LONG + own), checked(TRAINER + LONG + known)
     assert file.run is not None, file.findings
     assert file.run == same.run
@@ -671,7 +671,7 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
 def test_other_launches_are_named(
     name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As what they are, with exit code 2."""
+    """Each is named, with exit code 2."""
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     assert check.run([str(path), "--hardware", "h100:1x8"]) == 2

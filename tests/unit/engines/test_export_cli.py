@@ -378,7 +378,7 @@ def script(folder: Path) -> Path:
 def test_a_launch_script_is_exported(
     engine: str, script: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As check, explain and compare read it; and its degrees are those of the script."""
+    """Check, explain and compare read it, too, and its degrees are those of the script."""
     out = folder / "out"
     arguments = [str(script), *CLUSTER, "--to", engine, "--out", str(out), "--json", "-"]
     assert export_cli.run([*arguments, "--allow-approx"]) == 0
@@ -414,7 +414,7 @@ def test_arguments_in_a_json_file_are_exported(
 def test_an_engine_file_needs_the_engine_of_the_export(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written for an engine that nobody named."""
+    """An engine that was not named gets no files."""
     assert export_cli.run([str(script), *CLUSTER]) == 2
     assert "--to" in capsys.readouterr().err
 
@@ -434,7 +434,7 @@ def test_a_missing_file_is_named_first(
 def test_a_launch_that_does_not_fit_is_refused(
     engine: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a plan is; with --allow-approx it is written with a warning."""
+    """It is refused like a plan; with --allow-approx it is written with a warning."""
     script.write_text(
         SCRIPT.format(tp=1).replace("--use-distributed-optimizer", ""), encoding="utf-8"
     )

@@ -188,7 +188,7 @@ def test_patterns(pattern: str, text: str, matches: bool) -> None:
 
 
 def test_regular_expressions_are_leftmost_and_longest() -> None:
-    """As POSIX says, where Python takes the first alternative."""
+    """POSIX takes the longest alternative, Python the first."""
     assert Matcher("xabcd", lambda _: None).found(regular_pattern("(a|ab)(c|bcd)?")) == (1, 5)
     assert Matcher("x", lambda _: None).found(regular_pattern("^y|z$")) is None
 
