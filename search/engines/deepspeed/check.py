@@ -148,27 +148,6 @@ def _beside(source: Configuration, name: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def launched_world(source: Configuration) -> int | None:
-    """Return the number of processes that torchrun, `deepspeed` or accelerate starts.
-
-    Returns None if the launch command does not set it.
-    """
-    if source.world_size is not None:
-        return source.world_size
-    before = source.command.before if source.command is not None else ()
-    numbers = dict[str, int]()
-    for at, word in enumerate(before):
-        name, equals, value = word.lstrip("-").replace("-", "_").partition("=")
-        given = value if equals else (before[at + 1] if at + 1 < len(before) else "")
-        if given.isascii() and given.isdigit() and len(given) < 8:
-            numbers[name] = int(given)
-    if "num_processes" in numbers:
-        return numbers["num_processes"]
-    if "num_gpus" in numbers:
-        return numbers["num_gpus"] * numbers.get("num_nodes", 1)
-    return None
-
-
 def _implied_world(document: Mapping[str, Any]) -> int | None:
     """Return the number of processes for which DeepSpeed accepts the batch of a configuration.
 
@@ -382,7 +361,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         document = load_object(named_file(named, source.path.parent, notes)).data
     elif source.command is not None:
         raise _without_file(source)
-    own = launched_world(source)
+    own = source.world_size
     if own is None and asked.world_size is None and (own := _implied_world(document)) is not None:
         notes.append(f"{own} GPUs follow from the three sizes of the batch")
     world = world_size_of(source.path, own, asked)

@@ -24,7 +24,6 @@ from search.engines.deepspeed.check import (
     ScriptedFile,
     broken_of_deepspeed,
     idle_of_deepspeed,
-    launched_world,
     open_words,
     optimizer_notes,
     script_flags,
@@ -159,7 +158,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     elif starter is not None:
         path = None if named is None else named_file(named, source.path.parent, notes)
         document = launched({} if path is None else read_configuration(path).document, source)
-    own = launched_world(source)
+    own = source.world_size
     if own is None:
         alone = source.command is None and str(document.get("distributed_type")).upper() == "NO"
         own = whole(document.get("num_processes")) or (1 if alone else None)

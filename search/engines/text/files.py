@@ -6,6 +6,7 @@ The reader returns flags or nested keys. The packages of the engines define thei
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -666,8 +667,9 @@ _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
 def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Return the number of processes of a launch command; None if unknown.
 
-    torchrun starts nodes times processes per node; without it, srun and mpirun start the tasks of
-    their options or, for srun, of the job.
+    torchrun starts nodes times processes per node, `deepspeed` nodes times GPUs, and accelerate
+    the processes of `--num_processes`; without them, srun and mpirun start the tasks of their
+    options or, for srun, of the job.
 
     before : words before the program. environment : variables of the job, as Slurm sets them.
     """
@@ -681,12 +683,29 @@ def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
         found = [v for w, v in pairwise(words) if w in ("-n", "-np", "--np", "-c")]
         return int(found[0]) if found and re.fullmatch("[0-9]{1,9}", found[0]) else None
     flags = flags_of(before)
-    nodes = flags.get("nnodes", ("1",))[:1]
-    processes = flags.get("nproc-per-node", ())[:1]
+    if "deepspeed" in names:
+        chosen = [v for w, v in pairwise(before) if w == "-i"] or flags.get("include", ())
+        if chosen:
+            return _included(chosen[0])
+        # `--exclude` and `--hostfile` leave GPUs of hosts that only the machine knows.
+        counts = [flags.get("num-nodes", ("1",))[:1], flags.get("num-gpus", ())[:1]]
+    elif "accelerate" in names:
+        counts = [flags.get("num-processes", ())[:1]]
+    else:
+        counts = [flags.get("nnodes", ("1",))[:1], flags.get("nproc-per-node", ())[:1]]
     # A variable, or a range such as 1:4, is not a number.
-    if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in (nodes, processes)):
+    if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in counts):
         return None
-    return int(nodes[0]) * int(processes[0])
+    return math.prod(int(words[0]) for words in counts)
+
+
+def _included(text: str) -> int | None:
+    """Return the number of GPUs of `deepspeed --include`, such as 4 for `a:0,1@b:0,1`.
+
+    None: a host without numbers has all its GPUs.
+    """
+    hosts = [re.fullmatch(r"[^:@]+:([0-9]+(?:,[0-9]+)*)", host) for host in text.split("@")]
+    return sum(host[1].count(",") + 1 for host in hosts if host) if all(hosts) else None
 
 
 _RANKS_WITHIN = frozenset({"torchrun", "accelerate", "deepspeed", "torch.distributed.run",

@@ -85,6 +85,40 @@ def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
         assert sentence in said(alone)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "own"),
+    [
+        ("GPUS=4\ndeepspeed --num_gpus $GPUS", 4),
+        ("deepspeed --num_nodes=2 --num_gpus=8", 16),
+        ("deepspeed --include localhost:0,1,4,5", 4),
+        ("deepspeed -i a:0,1@b:2,3", 4),
+        ("accelerate launch --num_processes 8 --num_machines 2", 8),
+        ("torchrun --nnodes 2 --nproc-per-node 4", 8),
+    ],
+)
+def test_processes_of_each_launcher(launcher: str, own: int, tmp_path: Path) -> None:
+    file = checked(tmp_path, f"{launcher} {TORCHRUN}", None)
+    assert file.world_size == own
+    with pytest.raises(DocumentError, match=f"starts {own} processes"):
+        checked(tmp_path, f"{launcher} {TORCHRUN}", 64)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "deepspeed",
+        "deepspeed --num_nodes 2",
+        "deepspeed --include a:0,1@b",
+        "deepspeed -e a:0,1",
+        "accelerate launch --num_machines 2",
+    ],
+)
+def test_launchers_that_take_the_gpus_they_find(launcher: str, tmp_path: Path) -> None:
+    assert checked(tmp_path, f"{launcher} {TORCHRUN}").world_size == 64
+    with pytest.raises(DocumentError, match="contains no number of GPUs"):
+        checked(tmp_path, f"{launcher} {TORCHRUN}", None)
+
+
 def test_what_a_script_asks_the_scheduler_for(tmp_path: Path) -> None:
     """Counts without --hardware, which counts over it; lines behind a command ask for nothing."""
     head = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8 --mem 0\n#SBATCH -J name\n"
