@@ -33,7 +33,7 @@ from search.engines.reader import (
     read_notes,
     world_size_of,
 )
-from search.engines.text import Configuration
+from search.engines.text import Command, Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
 """Arguments that identify Megatron-LM: a file with at least two of them is of this engine."""
@@ -132,6 +132,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         ignored=ignored,
         problems=found.problems,
         run=found.run,
+        declares=_declares(source),
     )
     if found.unpriced is not None:
         said = (found.unpriced, *said)
@@ -145,8 +146,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         )
         for given in underscored(source)
     ]
-    if source.command is not None and not source.command.program:
-        said = tuple(map(_of_a_part, said))
+    if _declares(source):
+        said = tuple(_of_own_arguments(one, source.command) for one in said)
     said = (*wrong, *spelt, *said)
     texts = (*left_out.values(), *source.notes, *unread_parts(source))
     # The text of a variable may span several lines.
@@ -173,11 +174,34 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     )
 
 
-def _of_a_part(one: Notice) -> Notice:
-    """Return a finding on an array of arguments: missing arguments may be in the launch command."""
-    if one.kind != "illegal" or not {"missing", "needs"} & {*one.id.split(".")}:
+_PROGRAMS = re.compile(
+    r"(.*/)?(pretrain_(gpt|mamba|hybrid|hybrid_flex|vlm|bert|t5|ict|retro|mimo|vision_\w+)|train_rl)"
+    r"\.py",
+    re.DOTALL,
+)
+"""Pattern of the programs of Megatron-LM. Others may declare arguments, or set their defaults."""
+
+
+def _declares(source: Configuration) -> bool:
+    """Return whether a program, or one that takes an array of arguments, may have its own ones."""
+    return source.command is not None and not _PROGRAMS.fullmatch(source.command.program)
+
+
+def _of_own_arguments(one: Notice, command: Command | None) -> Notice:
+    """Return a finding of a program that may declare arguments, which is illegal for others.
+
+    An argument that is missing may have a default; one of an array may be in the launch command.
+    """
+    is_part = command is not None and not command.program
+    may_be = _OF_A_PART if is_part else _OF_A_PROGRAM
+    if one.kind != "illegal" or not may_be & {*one.id.split(".")}:
         return one
     return replace(one, kind="not priced", withdraws=BOTH)
+
+
+_OF_A_PART = frozenset({"missing", "needs"})
+_OF_A_PROGRAM = frozenset({"key", "missing", "renamed"})
+"""Parts of ids of findings that are no proof against an array, or against another program."""
 
 
 def _written(whole: MegatronWords, before: Run | None, after: Run) -> Changes | None:

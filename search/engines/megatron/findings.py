@@ -13,7 +13,7 @@ from autopar.run.rules import Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, spelled_variable
-from search.engines.megatron.names import RELEASES, alike, concern_of, names_about
+from search.engines.megatron.names import RELEASES, REMOVED, alike, concern_of, names_about
 from search.engines.megatron.rules import broken_in_some_releases, broken_rules
 from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words
 from search.engines.reader import unread
@@ -100,6 +100,7 @@ def findings_of(
     ignored: tuple[Ignored, ...] = (),
     problems: tuple[Notice, ...] = (),
     run: Run | None = None,
+    declares: bool = False,
 ) -> tuple[Notice, ...]:
     """Return the findings on the arguments of a run, illegal ones first.
 
@@ -111,21 +112,26 @@ def findings_of(
     ignored : arguments that the reader did not use.
     problems : findings that prevented the arguments from being read as a run.
     run : run of the arguments; None: not read.
+    declares : True if the program may declare arguments of its own.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
-    found = [
-        notice(
-            "megatron.misspelt",
-            "illegal",
-            "--{flag} is not an argument of Megatron-LM ({releases})",
-            "Use --{meant}",
-            flag=flag,
-            releases=RELEASES,
-            meant=meant,
-        )
-        for flag, meant in misspelt.items()
-    ]
+    found = (
+        []
+        if declares
+        else [
+            notice(
+                "megatron.misspelt",
+                "illegal",
+                "--{flag} is not an argument of Megatron-LM ({releases})",
+                "Use --{meant}",
+                flag=flag,
+                releases=RELEASES,
+                meant=meant,
+            )
+            for flag, meant in misspelt.items()
+        ]
+    )
     found += broken_rules(setting, problems, run)
     # An argument of an illegal combination has an effect: the run does not start.
     named = {flag for one in found for flag in _FLAG.findall(one.problem)}
@@ -144,8 +150,16 @@ def findings_of(
         kind = " and ".join(sorted(kinds))
         found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))
     # An argument with a finding above is not reported twice.
-    rest = (entry for entry in ignored if entry.flag not in idle and entry.flag not in misspelt)
-    found += unread("megatron", rest, spelled)
+    rest = [entry for entry in ignored if entry.flag not in idle and entry.flag not in misspelt]
+    if declares:
+        for flag in misspelt:
+            rest.append(Ignored(flag=flag, value=" ".join(words[flag]), understood=False))
+
+    def hint(flag: str) -> str:
+        meant = misspelt.get(flag)
+        return "" if meant is None or concern_of(meant) == REMOVED else f"Did you mean --{meant}?"
+
+    found += unread("megatron", rest, spelled, hint)
     return without_repetitions(found)
 
 

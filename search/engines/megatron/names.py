@@ -225,6 +225,8 @@ _HARMLESS: dict[str, str] = {
     """,
 }
 """Arguments that change neither memory nor time, by topic."""
+REMOVED = "an argument of old"
+"""Topic of arguments that Megatron-LM no longer has."""
 _EFFECTIVE: dict[str, str] = {
     "sizes": """
         num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels
@@ -409,7 +411,7 @@ _EFFECTIVE: dict[str, str] = {
         logits-load-prefetch-factor logits-save-dir logits-save-dtype logits-save-top-k
         logits-save-top-p logits-save-top-p-min-k
     """,
-    "an argument of old": """
+    REMOVED: """
         batch-size warmup model-parallel-size checkpoint-activations
     """,
 }

@@ -37,7 +37,8 @@ ENGINES: tuple[_Other, ...] = (
     _Other(
         "Megatron-DeepSpeed",
         flags=frozenset({"no-pipeline-parallel", "ds-sequence-parallel-size",
-                         "deepspeed-activation-checkpointing"}),
+                         "deepspeed-activation-checkpointing", "pp-partition-method",
+                         "abort-on-unmet-fused-kernel-constraints"}),
     ),
     _Other("ms-swift", r"(\S*/)?swift\s+(sft|pt|rlhf|infer|deploy|eval|export|rollout|sample)\b"
            r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b|swift[/.](megatron[/.])?cli\b.*"),
@@ -74,6 +75,8 @@ ENGINES: tuple[_Other, ...] = (
            r"|(\S*/)?nemo-rl\b.*",
            keys=_keys("trainer exp_manager", "step_scheduler distributed model._target_",
                       "recipe step_scheduler", "policy cluster data loss_fn")),
+    _Other("BioNeMo", r"(\S*/)?(train|finetune)_(esm2|evo2|geneformer)(\.py)?\b.*"
+           r"|(\S*/)?bionemo[/.].*"),
     _Other("TRL's launcher", r"(\S*/)?trl\s+(sft|dpo|grpo|kto|reward|rloo)\b"),
     _Other("a server of generated text", r"(\S*/)?vllm\s+serve\b|vllm\.entrypoints\b.*"
            r"|sglang\.launch_server\b|sglang_router\b.*"),

@@ -36,6 +36,47 @@ def said(file: CheckedFile) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Arguments that another program may declare.
+
+_OWN = [
+    ("--patch-sise 16", "megatron.unknown", "not understood"),
+    ("--checkpoint-activations", "megatron.checkpoint-activations.renamed", "not priced"),
+    ("--position-embedding-type alibi", "read.key", "not priced"),
+    ("--hidden-sise 4096", "megatron.unknown", "not understood"),
+]
+
+
+@pytest.mark.parametrize(("words", "name", "kind"), _OWN)
+def test_another_program_may_declare_arguments(
+    words: str, name: str, kind: str, tmp_path: Path
+) -> None:
+    script = "torchrun --nproc-per-node 8 {}.py ${MODEL[@]} " + words
+    file = checked(tmp_path, script.replace("{}", "own/pretrain_vl"), None)
+    assert (name, kind) in [(one.id, one.kind) for one in file.findings]
+    assert "illegal" not in [one.kind for one in file.findings]
+    assert set(file.withdrawn) == {"memory", "time"}
+    if "patch" not in words:  # no argument of Megatron-LM is meant by it
+        known = checked(tmp_path, script.replace("{}", "megatron/pretrain_gpt"), None)
+        assert "illegal" in [one.kind for one in known.findings]
+
+
+def test_a_default_of_another_program_is_not_missing(tmp_path: Path) -> None:
+    text = (
+        "torchrun --nproc-per-node 8 {}.py --num-layers 2 --hidden-size 512 --num-attention-head 8 "
+        "--micro-batch-size 1 --seq-length 64\n"
+    )
+    path = tmp_path / "train.sh"
+    found = dict[str, list[tuple[str, str]]]()
+    for program in ("pretrain_gpt", "train_own"):
+        path.write_text(text.format(program), encoding="utf-8")
+        file = read_checked(str(path), world_size=None, gpu="h100-80gb")
+        found[program] = [(one.id, one.kind) for one in file.findings]
+    assert ("read.missing", "illegal") in found["pretrain_gpt"]
+    assert ("read.missing", "not priced") in found["train_own"]
+    assert ("megatron.unknown", "not understood") in found["train_own"]
+
+
+# --------------------------------------------------------------------------------------------------
 # The number of nodes.
 
 TORCHRUN = 'pretrain_gpt.py "${MODEL[@]}" --tensor-model-parallel-size 2'
