@@ -203,8 +203,8 @@ class _Rewriter:
         name = _plain(written)
         joined = name in self.known.joined
         if value is None:
-            # A single hyphen may begin a negative number.
-            if not self.queue or self.queue[0].startswith("--"):
+            # A single hyphen may begin a negative number; no option contains blanks.
+            if not self.queue or re.match(r"--\S*$", self.queue[0]):
                 if row.alone is not None:
                     return row.alone
                 raise OptionError(f"--{written} needs a value ({row.help})")

@@ -201,13 +201,17 @@ _MOST_BYTES = 4 << 20
 
 
 def _problem_of_script(file: Path) -> str | None:
-    """Return why a script is not read, from the commands in its text; None if nothing is known."""
-    from search.engines.text import problem_of_text
+    """Return why a script is not read, from the commands in its text; None if nothing is known.
+
+    Its arguments may be a command, too.
+    """
+    from search.engines.text import given_arguments, problem_of_text
 
     documents = (".json", ".yaml", ".yml", ".toml")
     with suppress(OSError):
         if file.suffix.lower() not in documents and file.stat().st_size <= _MOST_BYTES:
-            return problem_of_text(file.read_text("utf-8", "replace"))
+            text = file.read_text("utf-8", "replace")
+            return problem_of_text(f"{text}\n{' '.join(given_arguments())}")
     return None
 
 

@@ -36,7 +36,7 @@ from autopar.limits import (
 )
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
-from search.engines.text.shell_values import Budget, Command, Holes, program_of
+from search.engines.text.shell_values import Budget, Command, Holes, program_of, with_arguments
 
 # --------------------------------------------------------------------------------------------------
 # YAML. PyYAML reads it, but does not write it: the engines' own files have lists on one line and
@@ -312,6 +312,11 @@ def scripts_started_with(
         _STARTED.reset(token)
 
 
+def given_arguments() -> tuple[str, ...]:
+    """Return the positional parameters that scripts are read with; empty: not given."""
+    return _STARTED.get().arguments or ()
+
+
 def read_configuration(
     path: Path | str,
     *,
@@ -347,11 +352,11 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command, size = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
-        if command.needs_arguments and ".py" in text:
+        if command.needs_arguments and _LAUNCHES.search(text) is not None:
             raise DocumentError(
                 path,
                 "starts nothing without its arguments",
-                remedy=f"Add --args with the {command.needs_arguments} arguments of the script",
+                remedy=with_arguments(command.needs_arguments),
             )
         raise DocumentError(
             path,
@@ -369,6 +374,10 @@ def read_configuration(
         environment=command.environment,
         notes=command.notes,
     )
+
+
+_LAUNCHES = re.compile(r"\.py\b|\b(torchrun|accelerate launch|deepspeed|torch\.distributed)\b")
+"""Pattern of words in scripts that start programs."""
 
 
 def _sized(

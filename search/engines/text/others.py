@@ -117,12 +117,9 @@ def problem_of(source: Configuration) -> str | None:
             return None if purpose is None else f"is of a program that {purpose}"
         return f"is a file of {title}, which autopar does not read"
     flags, program = source.flags or {}, command.program
+    launch = " ".join((program, *command.arguments))
     title = next(
-        (
-            one.title
-            for one in ENGINES
-            if re.fullmatch(one.command, program) or one.flags & flags.keys()
-        ),
+        (one.title for one in ENGINES if re.match(one.command, launch) or one.flags & flags.keys()),
         None,
     )
     if "hidden-size" in flags and _OF_DEEPSPEED & flags.keys():

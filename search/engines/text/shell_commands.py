@@ -21,6 +21,7 @@ from search.engines.text.shell_values import (
     Shell,
     Variable,
     WrongTestError,
+    has_flags,
     is_open,
     program_of,
     runs_ranks,
@@ -221,8 +222,11 @@ class Run(Statements):
 
     def _launch(self, shell: Shell, launch: tuple[list[str], str, list[str]]) -> None:
         before, program, arguments = launch
-        if isinstance(shell.found, Command) and runs_ranks(shell.found.before) > runs_ranks(before):
-            return
+        flagged = has_flags(arguments) or any(self.holes.of(word) for word in arguments)
+        if isinstance(shell.found, Command):
+            found, ranks = shell.found, runs_ranks(shell.found.before) - runs_ranks(before)
+            if ranks > 0 or (ranks == 0 and has_flags(found.arguments) and not flagged):
+                return
         for index, word in enumerate((*before, program, *arguments)):
             at = index - len(before) - 1
             for hole in self.holes.of(word):

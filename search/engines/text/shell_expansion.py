@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from autopar.errors import DocumentError
-from search.engines.text.shell_values import Budget, Hole, Holes, Shell, is_open
+from search.engines.text.shell_values import Budget, Hole, Holes, Shell, is_open, with_arguments
 from search.engines.text.shell_words import NAME, Piece, Word, plain_text, refusal
 
 _BRACES = re.compile(
@@ -79,7 +79,7 @@ class Words:
         if "`set -u`" in what:
             remedy = "Give it with --env"
         elif self.needs_arguments:
-            remedy = f"Add --args with the {self.needs_arguments} arguments of the script"
+            remedy = with_arguments(self.needs_arguments)
         return refusal(self.path, self.line, self.holes.shown(what), remedy)
 
     # ----------------------------------------------------------------------------------------------

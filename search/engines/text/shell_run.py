@@ -46,6 +46,7 @@ from search.engines.text.shell_values import (
     is_open,
     nonempty,
     runs_ranks,
+    with_arguments,
 )
 from search.engines.text.shell_words import NAME, Redirect, Word, refusal
 
@@ -119,7 +120,7 @@ class Statements(Builtins):
         return DocumentError(
             self.path,
             f"the launch command depends on {hole.why}, known only at run time{those}",
-            remedy=f"Add --args with the {self.needs_arguments} arguments of the script"
+            remedy=with_arguments(self.needs_arguments)
             if self.needs_arguments
             else "Keep only the branch to check, or use YAML or JSON",
         )

@@ -400,6 +400,8 @@ class Command(Record):
 
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
 _STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
+_LAUNCHER = re.compile(r"(.*/)?(torchrun|accelerate|deepspeed)|torch\.distributed\.(run|launch)")
+"""Pattern of launchers, which start ranks of a training and nothing else."""
 _PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
 """Pattern of training programs: Python files, and the launcher of Megatron-Bridge."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
@@ -442,15 +444,29 @@ def program_of(words: list[str], holes: Holes) -> tuple[list[str], str, list[str
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
-    if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):
-        # An open array of flags counts as flags.
-        rest = words[at + 1 :] if at is not None else []
-        if at is None or not any(hole.why for word in rest for hole in holes.of(word)):
-            return None
+    if at is None:
+        return None
+    # An open array of flags counts as flags, and a launcher starts a program without them, too.
+    rest, launcher = words[at + 1 :], any(map(_LAUNCHER.fullmatch, words[:at]))
+    if not (
+        launcher or has_flags(rest) or any(hole.why for word in rest for hole in holes.of(word))
+    ):
+        return None
     # The script is the command itself, or follows a program that runs scripts.
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
     return words[:at], words[at], words[at + 1 :]
+
+
+def has_flags(arguments: Sequence[str]) -> bool:
+    """Return True if a word of a command is a flag, or a setting of Hydra."""
+    return any(_LIKE_FLAG.fullmatch(word) for word in arguments)
+
+
+def with_arguments(number: int) -> str:
+    """Return the remedy for a script that needs positional parameters, at least `number`."""
+    count = "arguments" if number < 2 else f"{number} arguments"
+    return f"Add --args with the {count} of the script"
 
 
 def runs_ranks(before: Sequence[str]) -> bool:

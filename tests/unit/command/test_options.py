@@ -298,6 +298,21 @@ def test_alias_may_bring_its_value() -> None:
         normalise(["--dry-run=3"], rows_of(Modes))
 
 
+def test_a_text_of_several_words_is_a_value() -> None:
+    """Also one that begins with hyphens, such as the arguments of a script."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Script:
+        args: str | None = option(None, help="arguments", panel="What")
+        kind: str | None = option(None, help="a name", panel="What")
+
+    rows = rows_of(Script)
+    words = ["--args", "--size 7B --kind x", "--kind", "y"]
+    assert normalise(words, rows) == (words, [])
+    with pytest.raises(OptionError, match="--args needs a value"):
+        normalise(["--args", "--kind", "y"], rows)
+
+
 HELP = """\
 usage: small [PLAN]
 

@@ -13,6 +13,8 @@ import pytest
 from autopar.errors import DocumentError
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
+from search.engines.text import read_configuration
+from search.engines.text.files import scripts_started_with
 
 MODEL = """export CUDA_DEVICE_MAX_CONNECTIONS=1
 MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
@@ -430,3 +432,59 @@ def test_a_given_value_is_taken_for_a_script_alone(tmp_path: Path) -> None:
     """Documents say no variables, and their number of GPUs is their own."""
     one: Any = document(tmp_path, "world_size: 8\n")
     assert one.world_size == 8
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches without flags.
+
+
+@pytest.mark.parametrize(
+    ("launch", "program", "arguments"),
+    [
+        (
+            "torchrun --nproc-per-node 8 tasks/train_own.py a.yaml",
+            "tasks/train_own.py",
+            ("a.yaml",),
+        ),
+        ("accelerate launch own.py", "own.py", ()),
+        ("python -m torch.distributed.run --nproc-per-node 8 own.py x=1", "own.py", ("x=1",)),
+        # a launch with flags counts, whichever comes last; a launcher before a single process
+        ("torchrun a.py --lr 1\ntorchrun b.py c.yaml", "a.py", ("--lr", "1")),
+        ("torchrun b.py c.yaml\ntorchrun a.py --lr 1", "a.py", ("--lr", "1")),
+        ("python a.py --lr 1\ntorchrun b.py c.yaml", "b.py", ("c.yaml",)),
+        ("torchrun b.py c.yaml\npython a.py --lr 1", "b.py", ("c.yaml",)),
+    ],
+)
+def test_a_launcher_starts_a_program_without_flags(
+    launch: str, program: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(f"{launch}\n", encoding="utf-8")
+    command = read_configuration(path).command
+    assert command is not None
+    assert (command.program, command.arguments) == (program, arguments)
+
+
+def test_a_program_without_launcher_and_flags_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("python prepare.py a b\nsrun python x.py a\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match="contains no launch command"):
+        read_configuration(path)
+
+
+def test_a_command_that_is_the_arguments_of_a_script(tmp_path: Path) -> None:
+    """They are asked for, and name the engine even where the number of processes is open."""
+    path = tmp_path / "x.sh"
+    path.write_text(
+        "if nvidia-smi; then N=$(nvidia-smi -L | wc -l); else N=1; fi\n"
+        "torchrun --nproc-per-node $N $@ 2>&1 | tee log\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(DocumentError, match="without its arguments"):
+        read_checked(str(path), world_size=None, gpu="h100-80gb")
+    for given in ("tasks/train_own.py a.yaml", "tasks/train_own.py a.yaml --x 1"):
+        with (
+            scripts_started_with(tuple(given.split()), {}),
+            pytest.raises(DocumentError, match="launches VeOmni"),
+        ):
+            read_checked(str(path), world_size=None, gpu="h100-80gb")
