@@ -90,7 +90,10 @@ class LaunchArguments(Record):
     """Flags that were looked up; the methods below fill it."""
 
     def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the error for a flag with an invalid value."""
+        """Return the error for a flag with an invalid value; one with a shell variable is open."""
+        given = " ".join(self.words.get(flag, ()))
+        if is_open(given):
+            return self.unpriced(flag, f"is {shorten(given)}", "Give the value")
         return DocumentError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def missing(self, flag: str, remedy: str) -> MissingError:
@@ -106,21 +109,32 @@ class LaunchArguments(Record):
         self.asked.add(flag)
         return flag in self.words
 
-    def list(self, flag: str) -> tuple[str, ...]:
-        """Return the words of a flag, with lists such as `[a b]` split; empty: flag not given."""
+    def open_text(self, flag: str) -> str:
+        """Return the words of a flag, which may contain shell variables; empty: flag not given."""
         self.asked.add(flag)
-        text = " ".join(self.words.get(flag, ()))
+        return " ".join(self.words.get(flag, ()))
+
+    def list(self, flag: str) -> tuple[str, ...]:
+        """Return the words of a flag, with lists such as `[a b]` split; empty: flag not given.
+
+        Raises UnpricedError for a shell variable.
+        """
+        text = self.open_text(flag)
+        if is_open(text):
+            raise self.fail(flag, "")
         return tuple(re.sub(r"[\[\],]", " ", text).split())
 
     def text(self, flag: str, default: str = "") -> str:
-        """Return the single word of a flag; raises DocumentError for several words."""
-        self.asked.add(flag)
-        words = self.words.get(flag)
-        if words is None:
+        """Return the single word of a flag.
+
+        Raises DocumentError for several words, UnpricedError for a shell variable.
+        """
+        text = self.open_text(flag)
+        if flag not in self.words:
             return default
-        if len(words) != 1:
-            raise self.fail(flag, f"expected one value, got {shorten(' '.join(words))}")
-        return words[0]
+        if len(self.words[flag]) != 1 or is_open(text):
+            raise self.fail(flag, f"expected one value, got {shorten(text)}")
+        return text
 
     def choice(self, flag: str, known: tuple[str, ...], default: str) -> str:
         """Return the word of a flag, or `default` if the flag is not given.
@@ -129,8 +143,6 @@ class LaunchArguments(Record):
         """
         found = self.text(flag, default)
         if found not in known:
-            if is_open(found):
-                raise self.unpriced(flag, f"is {shorten(found)}", "Give the word")
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
@@ -169,8 +181,6 @@ class LaunchArguments(Record):
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            if is_open(text):
-                raise self.unpriced(flag, f"is {shorten(text)}", "Give the number")
             raise self.fail(flag, f"expected a number of at least 0, got {shorten(text)}")
         return value
 
@@ -199,8 +209,6 @@ class LaunchArguments(Record):
     def _whole(self, flag: str, text: str, digits: int = 9) -> int:
         # The length is checked before int(), which rejects thousands of digits.
         if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
-            if is_open(text):
-                raise self.unpriced(flag, f"is {shorten(text)}", "Give the number")
             raise self.fail(flag, f"expected a positive integer, got {shorten(text)}")
         return int(text)
 

@@ -243,9 +243,9 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
     given = [
         words.number(flag)
         for flag in ("train-iters", "exit-interval")
-        if words.has(flag) and not is_open(words.text(flag))
+        if words.has(flag) and not is_open(words.open_text(flag))
     ]
-    if words.has("train-samples") and not is_open(words.text("train-samples")):
+    if words.has("train-samples") and not is_open(words.open_text("train-samples")):
         # Sample counts may have more than the default of 9 digits.
         given.append(max(words.number("train-samples", digits=15) // batch, 1))
     return min(given, default=None)
@@ -256,7 +256,7 @@ def _refuse(words: LaunchArguments) -> None:
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
             raise words.unpriced(given, f"belongs to {what}", "Only GPT models are priced")
-    if words.text("tokenizer-type").startswith("BertWordPiece"):
+    if words.open_text("tokenizer-type").startswith("BertWordPiece"):
         raise words.unpriced(
             "tokenizer-type", "belongs to a BERT model", "Only GPT models are priced"
         )

@@ -150,9 +150,8 @@ def _etp(s: Setting) -> int | None:
 
 
 def _batch(s: Setting) -> int | None:
-    steps = batch_steps(s.list(STEPS))
-    if steps:
-        return steps[-1]
+    if s.has(STEPS):
+        return next(reversed(batch_steps(s.list(STEPS))), None)
     tp, pp, cp, micro = (s.value(name) for name in ("tp", "pp", "cp", "micro_batch"))
     if None in (tp, pp, cp, micro):
         return s.number("global-batch-size", None)
@@ -250,6 +249,11 @@ def _only_lacks(precision: str) -> Callable[[Setting], bool]:
     return lambda s: lacks_precision(s.gpu, precision) and not lacks_precision(s.gpu, "fp8")
 
 
+def _unless_open(s: Setting, flag: str, fact: bool) -> bool | None:
+    """Return a fact about the value of a flag; None if it contains a shell variable."""
+    return None if any(map(is_open, s.list(flag))) else fact
+
+
 FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "world": lambda s: s.world,
     "amd": _gpus_of(_AMD),
@@ -305,10 +309,12 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "group": lambda s: s.number(
         "microbatch-group-size-per-virtual-pipeline-stage", s.value("pp")),
     "ramp_words": lambda s: shortened(" ".join(s.list("rampup-batch-size"))),
-    "bad_steps": lambda s: s.has(STEPS) and not batch_steps(s.list(STEPS)),
+    "bad_steps": lambda s: _unless_open(
+        s, STEPS, s.has(STEPS) and not batch_steps(s.list(STEPS))),
     "steps_words": lambda s: " ".join(s.list(STEPS)),
     "first_step": lambda s: next(iter(batch_steps(s.list(STEPS))), None),
-    "bad_ramp": lambda s: s.has("rampup-batch-size") and ramp_start(s) is None,
+    "bad_ramp": lambda s: _unless_open(
+        s, "rampup-batch-size", s.has("rampup-batch-size") and ramp_start(s) is None),
     "ramp_start": ramp_start,
     "ramp_step": ramp(1),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from autopar.run.architecture import (
     Positions,
     decoder_layers,
 )
-from search.engines.arguments import LaunchArguments, is_open
+from search.engines.arguments import LaunchArguments
 from search.engines.megatron.release import Release
 
 _MOST = 4096
@@ -123,8 +123,6 @@ def _window(words: LaunchArguments) -> tuple[int | None, int]:
     every = words.text("window-attn-skip-freq", "0")
     if not sizes or sizes[0] == "-1":
         return None, 0
-    if any(map(is_open, sizes)):
-        raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "Give the numbers")
     if len(sizes) > 2 or not all(re.fullmatch("-1|[0-9]{1,9}", size) for size in sizes):
         shown = shorten(" ".join(sizes))
         raise words.fail("window-size", f"expected two sizes such as 127,0, got {shown}")
@@ -195,7 +193,7 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
     With `--padded-vocab-size`, it is the padded size; `_vocab_divisor` is 1 then. Raises
     UnpricedError if the size is unknown.
     """
-    kind = words.text("tokenizer-type")
+    kind = words.open_text("tokenizer-type")
     given = words.has("vocab-size")
     if words.has("padded-vocab-size"):
         return words.number("padded-vocab-size")

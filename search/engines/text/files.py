@@ -662,11 +662,16 @@ def flags_of_document(
         elif isinstance(value, float) and value.is_integer():
             # Whole numbers may be floats in YAML, such as 5.0.
             words[flag] = (str(int(value)),)
-        elif flag in several:
-            words[flag] = tuple(str(value).split())
         else:
-            words[flag] = (str(value),)
+            text = str(value)
+            # Quotes within a value are for the shell that the launcher of the document starts.
+            quoted = _QUOTED.fullmatch(text)
+            text = text if quoted is None else quoted[2]
+            words[flag] = tuple(text.split()) if flag in several else (text,)
     return words
+
+
+_QUOTED = re.compile(r"(['\"])([^'\"]*)\1")
 
 
 _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")

@@ -315,6 +315,24 @@ def test_addresses_are_no_matter(before: str, tmp_path: Path) -> None:
     assert not [one for one in file.findings if one.kind == "illegal"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        '--step-batch-size-schedule "0:$FIRST 2B:64"',
+        "--rampup-batch-size $START 16 10000",
+        "--normalization $NORM",
+        "--cp-comm-type $KIND --context-parallel-size 2",
+        "--position-embedding-type $POSITIONS",
+    ],
+)
+def test_words_that_nobody_knows_are_not_illegal(words: str, tmp_path: Path) -> None:
+    script = f"torchrun --nproc-per-node 64 pretrain_gpt.py ${{MODEL[@]}} {words}"
+    file = checked(tmp_path, script.replace("pretrain_gpt.py", f"pretrain_gpt.py {TP2}"))
+    assert "illegal" not in [one.kind for one in file.findings]
+    # A ramp-up ends with the batch that is priced.
+    assert bool(file.withdrawn) == ("rampup" not in words)
+
+
 def test_numbers_that_nobody_knows_are_not_illegal(tmp_path: Path) -> None:
     """They are not priced, and rules on them say nothing; those on others do."""
     script = (
@@ -322,7 +340,7 @@ def test_numbers_that_nobody_knows_are_not_illegal(tmp_path: Path) -> None:
         "--tensor-model-parallel-size $TP --fp16"
     )
     assert said(checked(tmp_path, script, 8)) == [
-        "not priced: --tensor-model-parallel-size is '$TP'. Give the number",
+        "not priced: --tensor-model-parallel-size is '$TP'. Give the value",
         "illegal: --fp16 and --bf16 exclude each other",
         "read: known only at run time, counted as one word each: $TP",
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.errors import DocumentError, InputError
 from autopar.run.run import Run
-from search.engines.arguments import words_of
+from search.engines.arguments import UnpricedError, words_of
 from search.engines.megatron.read import arguments_of_configuration, read_run
 from search.engines.megatron.release import Release
 from search.engines.text import read_configuration
@@ -91,6 +91,9 @@ def test_experts() -> None:
     assert second == (True, False, False) * 4
     listed = read(EXPERTS | {"--moe-layer-freq": "([0]*3+[1]*9)"}).model.mixtures
     assert listed == (False,) * 3 + (True,) * 9
+    for mark in ("'", '"'):  # for the shell that a launcher starts
+        quoted = f"{mark}([0]*3+[1]*9){mark}"
+        assert read(EXPERTS | {"--moe-layer-freq": quoted}).model.mixtures == listed
     # without experts there is nothing to split
     dense = read({"--expert-tensor-parallel-size": 4, "--expert-model-parallel-size": 2})
     assert dense.split.ep == dense.split.etp == 1
@@ -284,6 +287,31 @@ def test_the_vocabulary_follows_from_the_tokenizer() -> None:
     assert read(stand_in, release=Release(date="2025-07-05")).model.vocab == 50258
     with pytest.raises(DocumentError, match="'--vocab-size'"):
         read_run(bare, world_size=8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"--moe-layer-freq": "$FREQ"} | EXPERTS,
+        {"--pipeline-model-parallel-layout": "E|${REST}", "--pipeline-model-parallel-size": 2},
+        {"--window-size": ["$LEFT", 0]},
+        {"--rotary-percent": "$SHARE"},
+        {"--context-parallel-size": 4, "--cp-comm-type": "$KIND"},
+        {"--recompute-granularity": "selective", "--recompute-modules": "$MODULES"},
+        {"--step-batch-size-schedule": "0:$FIRST 2B:64"},
+        {"--normalization": "$NORM"},
+        {"--moe-router-dtype": "${TYPE}"} | EXPERTS,
+        {"--optimizer": "$OPTIMIZER"},
+    ],
+)
+def test_values_that_nobody_knows_are_not_wrong(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UnpricedError, match=r"is .*\$"):
+        read(arguments)
+
+
+def test_open_values_that_no_price_depends_on() -> None:
+    open_values = {"--train-iters": "$N", "--tokenizer-type": "$T", "--train-samples": "$S"}
+    assert read(open_values | {"--vocab-size": 32000}) == read({"--vocab-size": 32000})
 
 
 @pytest.mark.parametrize(
