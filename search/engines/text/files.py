@@ -352,7 +352,7 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command, size = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
-        if command.needs_arguments and _LAUNCHES.search(text) is not None:
+        if command.needs_arguments and _LAUNCHES.search(text.replace("\\\n", " ")):
             raise DocumentError(
                 path,
                 "starts nothing without its arguments",
@@ -376,8 +376,11 @@ def read_configuration(
     )
 
 
-_LAUNCHES = re.compile(r"\.py\b|\b(torchrun|accelerate launch|deepspeed|torch\.distributed)\b")
-"""Pattern of words in scripts that start programs."""
+_LAUNCHES = re.compile(
+    r"\.py\b|(\btorchrun|\baccelerate launch|\bdeepspeed|\btorch\.distributed\.\w+)\s"
+    r"[^\n;&|]*\$\{?[1-9@*]"
+)
+"""Pattern of programs in a script, and of launchers whose program is an argument of the script."""
 
 
 def _sized(
