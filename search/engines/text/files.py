@@ -378,9 +378,9 @@ def read_configuration(
 
 _LAUNCHES = re.compile(
     r"\.py\b|(\btorchrun|\baccelerate launch|\bdeepspeed|\btorch\.distributed\.\w+)\s"
-    r"[^\n;&|]*\$\{?[1-9@*]"
+    r"[^\n;&|]*(\$\{?[1-9@*]|\s-m\s)"
 )
-"""Pattern of programs in a script, and of launchers whose program is an argument of the script."""
+"""Pattern of programs in a script, and of launchers that take an argument of it or a module."""
 
 
 def _sized(
