@@ -214,6 +214,8 @@ def _execute(raw: dict[str, Any]) -> int:
             say(f"{_NAME}: {error}")
             documents.append({"file": path, "error": str(error)})
             continue
+        if asked.hardware is None:
+            place, file = place.with_nodes(file)
         target = place.target(asked.stack or file.stack)
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
         says |= bool(file.findings) or not fits_of(file, assessment, target)
@@ -349,6 +351,19 @@ class _Place(NamedTuple):
         of_file = ", which the file names" if name is not None else ""
         say(f"{_NAME}: --hardware not given; using {name or self.card.name}{of_file}")
         return self if name is None else self._replace(card=load_card(name))
+
+    def with_nodes(self, file: CheckedFile) -> tuple[_Place, CheckedFile]:
+        """Return the cluster with the GPUs per node of a file, and the file with a note on them."""
+        from autopar.records import replace
+        from search.engines.reader import read_notes
+
+        each = file.gpus_per_node
+        if each is None or each >= self.card.max_gpus_per_node:
+            return self, file
+        card = replace(self.card, max_gpus_per_node=each)
+        note = f"{file.num_nodes} nodes of {each} GPUs; --hardware gives others"
+        findings = (*file.findings, *read_notes([note]))
+        return self._replace(card=card), replace(file, findings=findings)
 
     def target(self, stack: str) -> Target:
         """Return the target for estimates with a software stack; raises InputError if unknown."""

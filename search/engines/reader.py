@@ -48,6 +48,8 @@ class CheckedFile(Record):
     stack: str
     """Software stack for estimates, unless the user selects another (`autopar stacks`)."""
     world_size: int
+    num_nodes: int | None = None
+    """Nodes on which the file starts its processes; None: not given."""
     run: Run | None
     """Run to estimate; None: no estimate is possible, and a finding gives the reason."""
     described: Run | None = None
@@ -70,6 +72,12 @@ class CheckedFile(Record):
     worded: Callable[[str], str] = str
     """Function (sentence) -> sentence with Megatron-LM arguments replaced by keys of the file.
     Sentences on memory are written with Megatron-LM arguments."""
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of each of several nodes; None: one node, or the file does not say them."""
+        nodes = self.num_nodes or 1
+        return self.world_size // nodes if nodes > 1 and self.world_size % nodes == 0 else None
 
     @property
     def withdrawn(self) -> dict[Estimate, tuple[Notice, ...]]:

@@ -140,6 +140,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         trainer="Megatron-Bridge",
         stack=_STACK,
         world_size=world,
+        num_nodes=source.num_nodes,
         run=found.run,
         findings=without_repetitions(said),
         harmless=tuple(one for one in ignored if one.understood),

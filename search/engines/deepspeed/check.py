@@ -385,6 +385,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         trainer="DeepSpeed",
         stack=stack_of(found.run),
         world_size=world,
+        num_nodes=source.num_nodes,
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes((*found.notes, *notes))),

@@ -191,6 +191,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         trainer="Hugging Face's Trainer" if starter == "torchrun" else "accelerate",
         stack=stack_of(found.run),
         world_size=world,
+        num_nodes=source.num_nodes or whole(document.get("num_machines")),
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes((*found.notes, *notes))),

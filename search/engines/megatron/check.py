@@ -164,6 +164,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         trainer="Megatron-LM",
         stack=_STACK,
         world_size=world,
+        num_nodes=source.num_nodes,
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes(notes)),

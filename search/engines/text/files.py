@@ -266,6 +266,8 @@ class Configuration(Record):
     """Keys and values of a document; empty for a script."""
     world_size: int | None = None
     """Number of processes that the script starts; None if not given."""
+    num_nodes: int | None = None
+    """Number of nodes on which it starts them; None if not given."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a script exports to its launch command."""
     notes: tuple[str, ...] = ()
@@ -371,6 +373,7 @@ def read_configuration(
         command=command,
         document={},
         world_size=size,
+        num_nodes=_nodes(command.before, _of_scheduler(text)),
         environment=command.environment,
         notes=command.notes,
     )
@@ -714,6 +717,16 @@ def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
     if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in counts):
         return None
     return math.prod(int(words[0]) for words in counts)
+
+
+def _nodes(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Return the number of nodes of a launch command; None if unknown. Parameters as `_world`."""
+    flags, names = flags_of(before), [word.rpartition("/")[2] for word in before]
+    given = [flags[name][0] for name in ("nnodes", "num-nodes", "num-machines") if flags.get(name)]
+    if "srun" in names and not _RANKS_WITHIN.intersection(names):
+        words = before[names.index("srun") + 1 :]
+        given = [({**environment, **_slurm_variables(words)}).get("SLURM_NNODES", "")]
+    return int(given[0]) if given and re.fullmatch("[1-9][0-9]{0,5}", given[0]) else None
 
 
 def _included(text: str) -> int | None:

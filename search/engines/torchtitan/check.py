@@ -270,6 +270,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         trainer=f"torchtitan ({_TIMES[generation_of(keys)]})",
         stack="torchtitan-compiled" if compiled else "torchtitan-eager",
         world_size=world,
+        num_nodes=source.num_nodes,
         run=found.run,
         findings=tuple(said),
         harmless=tuple(entry for entry in found.ignored if entry.understood),

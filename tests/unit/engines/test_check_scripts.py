@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import autopar
 from autopar.errors import DocumentError
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
@@ -129,21 +130,38 @@ def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "own"),
+    ("launcher", "own", "each"),
     [
-        ("GPUS=4\ndeepspeed --num_gpus $GPUS", 4),
-        ("deepspeed --num_nodes=2 --num_gpus=8", 16),
-        ("deepspeed --include localhost:0,1,4,5", 4),
-        ("deepspeed -i a:0,1@b:2,3", 4),
-        ("accelerate launch --num_processes 8 --num_machines 2", 8),
-        ("torchrun --nnodes 2 --nproc-per-node 4", 8),
+        ("GPUS=4\ndeepspeed --num_gpus $GPUS", 4, None),
+        ("deepspeed --num_nodes=2 --num_gpus=8", 16, 8),
+        ("deepspeed --include localhost:0,1,4,5", 4, None),
+        ("deepspeed -i a:0,1@b:2,3", 4, None),
+        ("accelerate launch --num_processes 8 --num_machines 2", 8, 4),
+        ("torchrun --nnodes 2 --nproc-per-node 4", 8, 4),
+        ("torchrun --nnodes 1 --nproc-per-node 4", 4, None),
+        ("srun -N 2 --ntasks-per-node 2 python", 4, 2),
     ],
 )
-def test_processes_of_each_launcher(launcher: str, own: int, tmp_path: Path) -> None:
+def test_processes_of_each_launcher(
+    launcher: str, own: int, each: int | None, tmp_path: Path
+) -> None:
     file = checked(tmp_path, f"{launcher} {TORCHRUN}", None)
-    assert file.world_size == own
+    assert (file.world_size, file.gpus_per_node) == (own, each)
     with pytest.raises(DocumentError, match=f"starts {own} processes"):
         checked(tmp_path, f"{launcher} {TORCHRUN}", 64)
+
+
+def test_gpus_of_each_node_are_those_of_the_launch(tmp_path: Path) -> None:
+    """Four nodes of two are no node of eight; a cluster that is given counts."""
+    checked(tmp_path, f"torchrun --nnodes 4 --nproc-per-node 2 {TORCHRUN}", None)
+    path = tmp_path / "train.sh"
+
+    def step_s(**options: str) -> float:
+        (found,) = autopar.check(path, neighbours=False, **options)["launches"]
+        assert found["num_gpus"] == 8
+        return float(found["step_time_s"])
+
+    assert step_s() == step_s(hardware="h100:4x2") > 1.2 * step_s(hardware="h100:1x8")
 
 
 @pytest.mark.parametrize(
