@@ -121,7 +121,7 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "use_liger": Unpriced(_LOGITS),
     "enable_liger_kernel": Unpriced(_LOGITS),
     "liger_kernel_config": Unpriced("kernels of Liger"),
-    "loss_type": Unpriced(_LOGITS, off=("nll",)),
+    "loss_type": Unpriced("a loss of another kind", off=("nll",)),
     "use_unsloth": Unpriced("kernels of Unsloth"),
     "use_unsloth_gc": Unpriced("inputs of layers are on the host"),
     "shift_attn": Unpriced("attention of another kind"),

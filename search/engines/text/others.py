@@ -1,4 +1,4 @@
-"""Launch files that are of no supported engine, and programs that do not train.
+"""Launch files that are of no supported engine, and programs that train otherwise or not at all.
 
 Such files contain arguments of the supported engines: Megatron-DeepSpeed has those of Megatron-LM,
 and a server of generated text has them too. They are named, so that they are not taken for another
@@ -95,6 +95,17 @@ _PURPOSES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"preprocess", "preprocessing", "tokenize"}), "prepares data"),
 )  # fmt: skip
 """Words in the name of a program that does not train, with its purpose."""
+_METHODS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"dpo", "orpo", "kto", "cpo", "simpo", "bco", "xpo", "ipo"}), "on preferences"),
+    (frozenset({"ppo", "grpo", "rloo", "gspo", "dapo", "reinforce", "remax"}),
+     "by reinforcement learning"),
+    (frozenset({"reward", "rm", "prm"}), "a reward model"),
+    (frozenset({"gkd", "distill", "distillation"}), "with a teacher"),
+)  # fmt: skip
+"""Words in the name of a program that trains in another way than on the next token, and the way.
+
+Such programs hold a second model, or process several sequences for each one of their batch.
+"""
 
 
 _OF_DEEPSPEED = frozenset({"deepspeed", "deepspeed-config", "zero-stage"})
@@ -193,9 +204,12 @@ def _dotted(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _purpose(program: str) -> str | None:
-    """Return the purpose of a program that does not train, from its name; None if it may train."""
+    """Return the purpose of a program, from its name; None if it may train on the next token."""
     stem = re.split(r"[/.]", program.removesuffix(".py"))[-1]
     words = {*re.split(r"[^a-z0-9]+", stem.lower())}
+    method = next((method for names, method in _METHODS if words & names), None)
+    if method is not None:
+        return f"trains {method} and is not priced"
     if words & _TRAINS:
         return None
     return next((purpose for names, purpose in _PURPOSES if words & names), None)

@@ -618,6 +618,11 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
 # --------------------------------------------------------------------------------------------------
 # Launches of no supported engine.
 
+TUNED = (
+    "accelerate launch --num_processes 8 --mixed_precision bf16 {} --max_length 1024 "
+    "--model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1\n"
+)
+
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
@@ -643,6 +648,11 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.sh", ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch \\\n  --config_file a.yaml \\\n"
          "  src/train.py x/llama3_lora_sft.yaml\n"), "LLaMA-Factory"),
         ("a.sh", "torchrun --nproc_per_node 8 src/train.py x.yaml\n", "LLaMA-Factory"),
+        ("a.sh", TUNED.format("x/scripts/dpo.py"), "trains on preferences"),
+        ("a.sh", TUNED.format("-m x.train_orpo"), "trains on preferences"),
+        ("a.sh", TUNED.format("run_grpo.py"), "trains by reinforcement learning"),
+        ("a.sh", TUNED.format("reward_modeling.py"), "trains a reward model"),
+        ("a.sh", TUNED.format("gkd.py"), "trains with a teacher"),
         ("a.yaml", "model: q\nmodel_class: llm\ndist_config:\n  name: fsdp2\n", "LLaMA-Factory"),
         ("a.sh", ("python mason.py --num_nodes 2 --gpus 8 -- source x.sh \\&\\& python \\\n"
          "  open_instruct/grpo_fast.py --beta 0.0\n"), "reinforcement learning"),
