@@ -360,6 +360,12 @@ def read_configuration(
                 "starts nothing without its arguments",
                 remedy=with_arguments(command.needs_arguments),
             )
+        if command.ended:
+            raise DocumentError(
+                path,
+                f"contains no launch command up to line {command.ended}, where it ends in failure",
+                remedy="Give what it needs with --args or --env",
+            )
         raise DocumentError(
             path,
             "contains no launch command, such as `torchrun pretrain_gpt.py --num-layers 32`",

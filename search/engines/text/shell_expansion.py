@@ -46,7 +46,7 @@ class Words:
         """Variables replaced by their default, although an unread sourced file may set them."""
         self.unset: dict[str, str] = {}
         """Unset variables, with the text used for each: its default, or an empty text."""
-        self.needs_arguments = 0
+        self.needs_arguments = self.ended = 0
         """Number of positional parameters that the script reads and that are not given."""
         self.counted: set[str] = set()
         """Holes of values without quotes, which count as one word each."""

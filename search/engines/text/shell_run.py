@@ -85,8 +85,10 @@ class Statements(Builtins):
 
     def script(self, shell: Shell, body: Body) -> None:
         """Run a whole script, and the commands of its EXIT trap."""
-        with suppress(Exit):
+        try:
             self.body(shell, body)
+        except Exit as stop:
+            self.ended = self.line if stop.status else 0
         if text := shell.traps.pop("EXIT", ""):
             with suppress(Exit):
                 self.evaluate(shell, text, self.line)
@@ -109,6 +111,7 @@ class Statements(Builtins):
             notes=tuple(notes),
             unset=dict(self.unset),
             needs_arguments=self.needs_arguments,
+            ended=self.ended,
         )
 
     def depends(self, hole: Hole, flags: Sequence[str] = ()) -> DocumentError:

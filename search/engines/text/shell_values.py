@@ -394,6 +394,8 @@ class Command(Record):
     """Sentences for the user on assumptions about the script."""
     needs_arguments: int = 0
     """Number of positional parameters that the script reads and that are not given."""
+    ended: int = 0
+    """Line of the `exit` with a failure that ends the script; 0: there is none."""
     unset: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Unset variables, with the text used for each: its default, or an empty text."""
 

@@ -508,6 +508,23 @@ def test_a_program_without_launcher_and_flags_is_none(tmp_path: Path) -> None:
         read_configuration(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("while [ $# -gt 0 ]; do case $1 in --x) shift ;;\n*) echo $1; exit 1 ;; esac; done\n", 2),
+        ("f() {\n  echo no >&2\n  exit 3\n}\n[ $1 = b ] || f\n", 3),
+    ],
+)
+def test_a_script_that_ends_before_its_launch(text: str, line: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(f"{text}torchrun x.py --lr 1\n", encoding="utf-8")
+    with (
+        scripts_started_with(("a",), {}),
+        pytest.raises(DocumentError, match=rf"up to line {line}, where it ends.*--args or --env"),
+    ):
+        read_configuration(path)
+
+
 def test_a_command_that_is_the_arguments_of_a_script(tmp_path: Path) -> None:
     """They are asked for, and name the engine even where the number of processes is open."""
     path = tmp_path / "x.sh"
