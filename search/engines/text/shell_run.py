@@ -14,8 +14,8 @@ from typing import Any
 
 from autopar.errors import DocumentError
 from autopar.records import replace
-from search.engines.text.shell_builtins import SET_KEPT, SET_NAMES, Builtins, Exit, Sink
-from search.engines.text.shell_patterns import UnreadPatternError, groups_of, regular_pattern
+from search.engines.text.shell_builtins import Exit, Sink
+from search.engines.text.shell_conditions import Conditions
 from search.engines.text.shell_syntax import (
     Arithmetic,
     Body,
@@ -35,20 +35,17 @@ from search.engines.text.shell_syntax import (
     text_of,
 )
 from search.engines.text.shell_values import (
-    COMPARED,
     Budget,
     Command,
     Hole,
     Input,
     Shell,
     Variable,
-    in_order,
     is_open,
-    nonempty,
     runs_ranks,
     with_arguments,
 )
-from search.engines.text.shell_words import NAME, Redirect, Word, refusal
+from search.engines.text.shell_words import Redirect, Word, refusal
 
 _SUCCEEDS = frozenset({"cd", "mkdir", "source", ".", "pushd", "popd", "chmod", "ulimit", "wait"})
 """Commands after which a script is meant to go on: `cd x && torchrun`."""
@@ -62,7 +59,7 @@ class _Frame:
         self.why = ""
 
 
-class Statements(Builtins):
+class Statements(Conditions):
     """Statements of one interpretation, with its open conditions and assumptions."""
 
     def __init__(
@@ -79,6 +76,10 @@ class Statements(Builtins):
         self._loops = list[_Frame]()
         self._returns = list[tuple[list[Shell], list[str]]]()
         """States that returned under an open condition, and its text, by running function."""
+        self._may_end = False
+        """True if a branch of an open condition has ended the shell that runs."""
+        self._endings = list[tuple[Command | Hole | None, str]]()
+        """Launch commands of such branches, each with its condition."""
         self._tested = 0
         """Number of surrounding conditions, in which a failure does not end the script."""
         self._depth = 0
@@ -89,9 +90,16 @@ class Statements(Builtins):
             self.body(shell, body)
         except Exit as stop:
             self.ended = self.line if stop.status else 0
+        self._close(shell)
         if text := shell.traps.pop("EXIT", ""):
             with suppress(Exit):
                 self.evaluate(shell, text, self.line)
+
+    def _close(self, shell: Shell) -> None:
+        """Make the launch command of a shell open if one of its branches ended with another."""
+        for found, why in self._endings:
+            if found != shell.found:
+                shell.found = Hole("launch", why, many=2)
 
     def noted(self, command: Command, launches: int) -> Command:
         """Return a launch command with notes on assumptions; launches : number of them found."""
@@ -154,6 +162,7 @@ class Statements(Builtins):
             and (_decides(statement) or self._decides_last(shell, statement))
         ):
             self.left_out[f"nothing is launched if {self._shown(statement)} fails"] = None
+            self._may_end = True
         return status
 
     def _decides_last(self, shell: Shell, statement: Statement, depth: int = 0) -> bool:
@@ -237,12 +246,18 @@ class Statements(Builtins):
         inner = shell.copy()
         inner.traps.clear()
         loops, returns, self._loops, self._returns = self._loops, self._returns, [], []
+        ends, endings, self._may_end, self._endings = self._may_end, self._endings, False, []
         try:
             status = run(inner)
         except Exit as stop:
             status = stop.status
         finally:
+            self._close(inner)
+            status_is_open = self._may_end
             self._loops, self._returns = loops, returns
+            self._may_end, self._endings = ends, endings
+        if status_is_open:
+            status = None
         shell.found, shell.launches, shell.times = inner.found, inner.launches, inner.times
         return status
 
@@ -356,19 +371,6 @@ class Statements(Builtins):
                 return True
             found = None if one is None else found
         return found
-
-    def _matches_glob(
-        self, shell: Shell, value: str, word: Word, *, extended: bool | None
-    ) -> bool | None:
-        if word.bare == "*":
-            return True
-        text = self.pattern_text(shell, word, unset="")
-        if extended is None and "extglob" not in shell.options and re.search(r"[?*+@!]\(", text):
-            raise self.refuse(f"the pattern {word.written[:40]} without `shopt -s extglob`")
-        pattern = self.compiled(shell, text, word.written, extended=extended)
-        if isinstance(pattern, str) or is_open(value):
-            return None
-        return self.matcher(shell, value).whole(pattern)
 
     # ----------------------------------------------------------------------------------------------
     # Loops.
@@ -594,12 +596,17 @@ class Statements(Builtins):
         else:
             sink.known = False
             sink.unread = sink.unread or any(one.unread for one in outputs)
+        ended = [state for stop, state in stops if stop.what == "exit"]
+        if ended and (after or len({(stop.what, stop.status) for stop, _ in stops}) > 1):
+            self._may_end = True
+            self._endings += [(state.found, why) for state in ended if state.found != shell.found]
         self._set_aside(stops, why, all_of_them=not after)
         if not after:
             end, last = stops[-1]
             alike = [state for one, state in stops if one.what == end.what]
             self._merge(shell, alike or [last], why)
-            raise Exit(end.what, end.count, end.status)
+            same = all(one.status == end.status for one, _ in stops if one.what == end.what)
+            raise Exit(end.what, end.count, end.status if same else None)
         self._merge(shell, after, why)
         return shell.status
 
@@ -683,81 +690,6 @@ class Statements(Builtins):
         said = self.holes.shown(" ".join(text_of(statement).split()))
         return f"`{said[:60]}` on line {statement.line}" if said else f"line {statement.line}"
 
-    # ----------------------------------------------------------------------------------------------
-    # Conditions.
-
-    def _unary(self, shell: Shell, how: str, word: str) -> bool | None:
-        if how in ("-n", "-z"):
-            full = nonempty(word)
-            return None if full is None else full == (how == "-n")
-        if how == "-o" and (flag := SET_NAMES.get(word)) in SET_KEPT:
-            return flag in shell.options
-        match = re.fullmatch(rf"({NAME})(?:\[(.*)\])?", word)
-        if how == "-v" and match is not None and match[2] not in ("@", "*"):
-            value = self._named(shell, match[1], match[2])
-            if value is not None:
-                return None if any(hole.why for hole in self.holes.of(value)) else True
-            found = self._missing(shell, match[1], f"${word}", "")
-            return None if is_open(found) else False
-        return None
-
-    def _run_test(self, shell: Shell, test: Test) -> int | None:
-        found = self._test(shell, test)
-        return None if found is None else int(not found)
-
-    def _test(self, shell: Shell, test: Test) -> bool | None:
-        how, parts = test.how, test.parts
-        if how in ("&&", "||"):
-            found: bool | None = how == "&&"
-            for part in parts:
-                value = self._test(shell, part) if isinstance(part, Test) else None
-                if value == (how == "||"):
-                    return value
-                found = None if value is None else found
-            return found
-        if how == "!":
-            inner = self._test(shell, parts[0]) if isinstance(parts[0], Test) else None
-            return None if inner is None else not inner
-        words = [word for word in parts if isinstance(word, Word)]
-        # Inside [[ ]], words are not split.
-        one = self._text(shell, words[0], unset="")
-        if how == "":
-            return nonempty(one)
-        if len(words) == 1:
-            return self._unary(shell, how, one)
-        if how in ("=", "==", "!="):
-            same = self._matches_glob(shell, one, words[1], extended=True)
-            return None if same is None else same == (how != "!=")
-        if how == "=~":
-            return self._matches_regular(shell, one, words[1])
-        other = self._text(shell, words[1], unset="")
-        if how in COMPARED:
-            sums = self.sum(shell, one), self.sum(shell, other)
-            return None if any(map(is_open, sums)) else COMPARED[how](int(sums[0]), int(sums[1]))
-        if how in ("<", ">") and not is_open(one + other):
-            found = in_order(one, other) if how == "<" else in_order(other, one)
-            if found is None and "e" in shell.options:
-                raise self.refuse(f"the order of {one[:20]} and {other[:20]}")
-            return found
-        return None
-
-    def _matches_regular(self, shell: Shell, value: str, word: Word) -> bool | None:
-        """Return True if `[[ value =~ word ]]`; `BASH_REMATCH` is set to what matched."""
-        text = self.pattern_text(shell, word, unset="")
-        shell.variables["BASH_REMATCH"] = Variable(self.unread("${BASH_REMATCH}"))
-        if is_open(text) or is_open(value):
-            return None
-        try:
-            pattern = regular_pattern(text)
-        except UnreadPatternError as error:
-            raise self.refuse(f"{error} in the pattern {word.written[:40]}") from None
-        place = self.matcher(shell, value).found(pattern)
-        if place is None:
-            shell.variables["BASH_REMATCH"] = Variable({}, "a")
-        elif (groups := groups_of(text, value, place)) is not None:
-            shell.variables["BASH_REMATCH"] = Variable(dict(enumerate(groups)), "a")
-        return place is not None
-
 
 def _last(statement: Statement) -> tuple[Statement, ...]:
     """Return the commands of a chain, each of them possibly the last to run."""
@@ -780,7 +712,7 @@ _ENDING = (Simple, Test, Arithmetic, Group, Pipe, Redirected)
 """Statements whose failure ends a script with `set -e`."""
 _STATEMENTS: Mapping[type, Callable[[Statements, Shell, Any], int | None]] = {
     Simple: lambda run, shell, command: run._run_simple(shell, command),
-    Test: Statements._run_test,
+    Test: Statements.run_test,
     Arithmetic: Statements._run_arithmetic,
     If: Statements._run_if,
     Case: Statements._run_case,

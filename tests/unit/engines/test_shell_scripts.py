@@ -418,3 +418,64 @@ def test_what_a_command_fills_is_not_what_it_was(fill: str, word: str, tmp_path:
     for before in ("T=1", "T=(1 2)"):
         command = script_command(f"{before}\n{fill}\npython x.py --t $T --u\n", tmp_path / "x.sh")
         assert command.arguments == ("--t", word, "--u")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "( [ -d /x ] || exit 1; true ) || T=5",
+        "if ( [ -d /x ] || exit 1; echo a ); then T=5; fi",
+        "(if [ -d /x ]; then exit 0; else exit 1; fi) && T=5",
+        "X=$( [ -d /x ] || exit 3; echo a ) || T=5",
+        "f() { [ -d /x ] || exit 1; }\n( f; true ) || T=5",
+        "f() { if [ -d /x ]; then return 0; else return 1; fi; }\nf && T=5",
+        "( for i in 1 2; do [ -d /$i ] || exit 1; done; true ) || T=5",
+        "( ( [ -d /x ] || exit 1; true ) ) || T=5",
+        "set -o pipefail; { [ -d /x ] || exit 1; true; } | cat || T=5",
+        "true | { [ -d /x ] || exit 1; cat; } || T=5",
+    ],
+)
+def test_the_status_of_a_shell_that_may_end_is_open(text: str, tmp_path: Path) -> None:
+    """Whether a folder is there decides it, so that both branches behind it count."""
+    path = tmp_path / "x.sh"
+    path.write_text(f"T=2\n{text}\npython x.py --t $T\n", encoding="utf-8")
+    assert (read_configuration(path).flags or {})["t"] == ("$T",)
+    # `set -e` ends a subshell that is no condition, whose status a script may ask for.
+    path.write_text("( set -e; [ -d /x ]; true )\nT=$?\npython x.py --t $T\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"line 2: `\$\?` is not read"):
+        read_configuration(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ -d /x ] || exit 1",
+        "set -e; ( [ -d /x ] || exit 1 )",
+        "( ( [ -d /x ] || exit 1; true ); true ) || T=5",
+        "f() { [ -d /x ] || return 1; }\nf || exit 1",
+    ],
+)
+def test_a_script_is_meant_to_reach_its_launch(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(f"T=2\n{text}\npython x.py --t $T\n", encoding="utf-8")
+    assert (read_configuration(path).flags or {})["t"] == ("2",)
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "if [ -d /x ]; then {}; exit 0; fi\n{}",
+        "if [ -d /x ]; then exec {}; fi\n{}",
+        "( if [ -d /x ]; then {}; exit; fi\n{} )",
+        "for i in 1 2; do if [ -d /$i ]; then {}; exit; fi; done\n{}",
+        "case $(hostname) in a*) {}; exit ;; esac\n{}",
+    ],
+)
+def test_a_launch_in_a_branch_that_ends_counts(branch: str, tmp_path: Path) -> None:
+    """It is not the one behind the branch; two that are alike are one."""
+    path = tmp_path / "x.sh"
+    path.write_text(branch.format("python x.py --t 1", "python x.py --t 2"), encoding="utf-8")
+    with pytest.raises(DocumentError, match="the launch command depends on"):
+        read_configuration(path)
+    path.write_text(branch.format("python x.py --t 1", "python x.py --t 1"), encoding="utf-8")
+    assert read_configuration(path).flags == {"t": ("1",)}
