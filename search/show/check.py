@@ -183,6 +183,7 @@ def _reserved(assessment: Assessment, one: Account) -> tuple[float, float]:
 
 def _row(label: str, estimate: str, interval: str, more: str = "") -> str:
     line = f"  {label:<16}{estimate:>11}   {interval:<19}"
+    line += "" if line.endswith(" ") else "  "
     # A line of the first screen has 80 columns; --verbose prints what does not fit.
     whole = line + more if len(line + more) <= 80 else line + more.partition(" (")[0]
     return whole.rstrip()
@@ -196,7 +197,8 @@ def _figure_lines(
     unit, scale = _time_unit(found.step_s)
     step = " to ".join(format_figure(one / scale) for one in interval_s)
     hours = format_figure(found.gpu_hours)
-    spent = f"{found.gpu_hours / high:,.0f}-{found.gpu_hours / low:,.0f}"
+    form = ",.0f" if found.gpu_hours >= 1 else ".2g"
+    spent = f"{found.gpu_hours / high:{form}}-{found.gpu_hours / low:{form}}"
     tokens = found.tokens_per_s
     lines = [
         f"{'':<21}estimate   90 % interval",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from search.commands import check
+from search.show.check import _row
 from tests.unit.check.test_check import LLAMA, MIXTURE, script, with_flags
 
 SCREENS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -39,3 +40,12 @@ def test_golden_screens(
     assert max(map(len, lines)) <= 80
     assert options or len(lines) <= 24
     golden(f"{name}.txt", out)
+
+
+@pytest.mark.parametrize("interval", ["8 to 9", "978,489 to 1,702,213", "9,978,489 to 11,702,213"])
+def test_columns_of_figures_stay_apart(interval: str) -> None:
+    """Rates of small models are longer than their column."""
+    line = _row("Tokens/s/GPU", "1,395,815", interval, "8.6 % HFU")
+    assert line.split(interval)[1].startswith("  ")
+    assert line.endswith("  8.6 % HFU")
+    assert _row("Tokens/s/GPU", "1,395,815", interval).endswith(interval)
