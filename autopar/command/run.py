@@ -214,8 +214,12 @@ def one_line(text: str) -> str:
 
 
 def _hinted(text: str) -> str:
-    """Return a text on one line, except for a long remedy on a second line after `hint: `."""
-    return "\nhint: ".join(map(one_line, text.split("\nhint: ", 1)))
+    """Return a text on one line, except for the lines of `message_of`: a long list, a remedy."""
+    first, *others = _LINES.split(text)
+    return "\n".join((one_line(first), *map(visible, others)))
+
+
+_LINES = re.compile(r"\n(?=hint: |  \S)")
 
 
 def visible(text: str) -> str:

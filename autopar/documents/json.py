@@ -441,6 +441,8 @@ def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     extra = _extra(kind)
     # Numbers that exceed 64 bits are not compared with bounds.
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
+    if type(value) is float and abs(value) < _NEAREST_TO_0:
+        held = 0.0
     try:
         made = convert(held, kind)
     except (ValidationError, UnicodeEncodeError):
@@ -467,6 +469,8 @@ def _not_finite(value: Any, key: str) -> Iterator[Fault]:
 
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
+_NEAREST_TO_0 = 1e-100
+"""Smallest number that is not 0 in any unit, and whose inverse is finite in any unit."""
 
 
 def _is_record(kind: Any) -> bool:
@@ -536,6 +540,10 @@ _MOST_NAMES = 60
 _WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
 
 
+_NAMED_KEYS = 9
+"""Maximum number of required keys that an error names."""
+
+
 def expected_of(kind: Any) -> str:
     """Return the valid values of a type in words, for error messages."""
     origin, inner = get_origin(kind), get_args(kind)
@@ -567,6 +575,8 @@ def expected_of(kind: Any) -> str:
             return f"{kind.__struct_config__.tag_field} {kind.__struct_config__.tag!r}"
         required = [name for name, one in _fields(kind).items() if one.required]
         keys = f" with the key{'s' * (len(required) > 1)} {', '.join(required)}"
+        if len(required) > _NAMED_KEYS:
+            keys = f" with {len(required)} keys, such as {', '.join(required[:3])}"
         return f"an object{keys}" if required else "an object"
     return _WORDS.get(kind, "an object")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import groupby
 
 from autopar.units import MIB
 
@@ -54,29 +55,55 @@ class Pool:
     def __init__(self, *, expandable: bool) -> None:
         self._expandable = expandable
         self._holes: list[int] = []
+        """Sizes of free blocks, ascending and without duplicates."""
+        self._numbers: dict[int, int] = {}
+        """Size -> number of free blocks."""
         self.allocated_bytes = 0
         self.requested_bytes = 0
 
-    def take(self, size_bytes: float) -> None:
-        """Allocate from the smallest free block that is large enough, else from a new segment."""
-        size = _units(size_bytes)
-        self.requested_bytes += int(size_bytes)
-        if not self._expandable and size > _LEAST_REST:
-            size = self._block(size)
-        self.allocated_bytes += size
+    def take(self, size_bytes: float, number: int = 1) -> None:
+        """Allocate `number` blocks, each from the smallest free block that is large enough.
 
-    def _block(self, size: int) -> int:
-        at = bisect_left(self._holes, size)
-        if at < len(self._holes):
-            hole = self._holes.pop(at)
-        elif size < _OWN_SEGMENT:
-            hole = _SHARED_SEGMENT
-        else:
-            hole = -(-size // _SEGMENT) * _SEGMENT
-        if hole - size <= _LEAST_REST:
-            return hole
-        insort(self._holes, hole - size)
-        return size
+        If none is, a new segment is used.
+        """
+        size = _units(size_bytes)
+        self.requested_bytes += int(size_bytes) * number
+        if self._expandable or size <= _LEAST_REST:
+            self.allocated_bytes += size * number
+            return
+        while number:
+            at = bisect_left(self._holes, size)
+            old = at < len(self._holes)
+            if old:
+                hole = self._holes[at]
+            elif size < _OWN_SEGMENT:
+                hole = _SHARED_SEGMENT
+            else:
+                hole = -(-size // _SEGMENT) * _SEGMENT
+            there = self._numbers[hole] if old else number
+            # Blocks are split off a hole until its rest is too small, so equal holes end equal.
+            most = hole // size
+            times = min(there, number // most) or 1
+            blocks = min(most, number)
+            rest = hole - blocks * size
+            if old:
+                self._change(hole, -times)
+            if rest > _LEAST_REST:
+                self._change(rest, times)
+                rest = 0
+            self.allocated_bytes += times * (blocks * size + rest)
+            number -= times * blocks
+
+    def _change(self, hole: int, number: int) -> None:
+        """Add free blocks of a size, or remove them."""
+        left = self._numbers.get(hole, 0) + number
+        if not left:
+            self._holes.remove(hole)
+        elif hole not in self._numbers:
+            insort(self._holes, hole)
+        self._numbers[hole] = left
+        if not left:
+            del self._numbers[hole]
 
     @property
     def rounding_bytes(self) -> int:
@@ -87,8 +114,9 @@ class Pool:
 def rounding_bytes(sizes_bytes: Iterable[float], *, expandable: bool) -> int:
     """Return allocated minus requested bytes of consecutive requests that are never freed."""
     pool = Pool(expandable=expandable)
-    for size in sizes_bytes:
-        pool.take(size)
+    # Experts have thousands of equal tensors.
+    for size, same in groupby(sizes_bytes):
+        pool.take(size, sum(1 for _ in same))
     return pool.rounding_bytes
 
 

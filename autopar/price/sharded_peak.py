@@ -9,9 +9,10 @@ points. Megatron-LM is in `autopar.price.account`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import islice
 from typing import NamedTuple
 
 from autopar.price import torch_layers
@@ -228,7 +229,7 @@ def _kept(
     gradients : True to include gradients that the optimizer step frees.
     step : True for the optimizer step, which may keep only the rank's shard of gradients.
     """
-    whole, own = _elements(units), sum(unit.own for unit in units)
+    whole, own = _elements(units), sum(n * unit.own for unit, n in _runs(units))
     switch = _switches(run)["states"]
     for name, kept in layout_of_run(run).kept:
         if name == "gradients" and not (kept.always or gradients):
@@ -296,14 +297,15 @@ def _gathered(run: Run, units: Sequence[FsdpUnit]) -> float:
     return found
 
 
-def _runs(units: Iterable[FsdpUnit]) -> Iterator[tuple[FsdpUnit, int]]:
-    """Yield (unit, count) for each group of consecutive references to one unit."""
-    for _, run in groupby(units, id):
-        same = [*run]
-        yield same[0], len(same)
+def _runs(units: Sequence[FsdpUnit]) -> Iterator[tuple[FsdpUnit, int]]:
+    """Yield each unit once, with the number of references to it."""
+    places = [*map(id, units)]
+    known = dict(zip(places, units, strict=True))
+    for place, number in Counter(places).items():
+        yield known[place], number
 
 
-def _elements(units: Iterable[FsdpUnit]) -> int:
+def _elements(units: Sequence[FsdpUnit]) -> int:
     """Return the number of trained elements of units."""
     return sum(number * unit.elements for unit, number in _runs(units))
 
@@ -322,14 +324,16 @@ def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterato
     """Yield the transient memory in a phase of engines other than FSDP2, from their layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
+    each = [*_runs(units)]
     for entry in layout_of_run(run).passing:
-        sizes = [unit.elements for unit in units]
+        sizes = [(unit.elements, number) for unit, number in each]
         if entry.what in ("gathered weights", "output of the gather"):
             # frozen weights are also gathered, in fewer bytes if quantised
-            sizes = [math.ceil(_gathered(run, [unit]) / entry.each_bytes) for unit in units]
+            sizes = [(math.ceil(_gathered(run, [u]) / entry.each_bytes), n) for u, n in each]
         # a single rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
-            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(run))
+            stage = sum(size * number for size, number in sizes)
+            size = entry.num_bytes(stage=stage, unit=max(sizes)[0], replicas=_shards(run))
             own = "--optim, optimizer" if entry.what == UPDATE else switch
             yield MemoryItem(entry.what, math.ceil(size), own)
 

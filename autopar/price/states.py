@@ -262,9 +262,10 @@ def _fully_sharded(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the model states of Megatron-FSDP at ZeRO-3, all sharded over data-parallel ranks."""
     strategy, precision = run.strategy, run.runtime.precision
     shares = frozen = 0.0
+    ranks_of = {True: strategy.edp, False: strategy.dp * run.split.cp}
     for chunk in chunks:
         for weight in chunk:
-            ranks = strategy.edp if weight.expert else strategy.dp * run.split.cp
+            ranks = ranks_of[weight.expert]
             if weight.trained:
                 shares += weight.elements / ranks
             else:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from autopar.documents.json import Fault, converted, own_reader
 from autopar.errors import DocumentError, InputError
-from autopar.records import Record, number, record_of
+from autopar.records import KeyFault, Record, number, record_of
 
 if TYPE_CHECKING:
     from autopar.rates.card import Card
@@ -155,6 +155,10 @@ class KernelsSection(Record):
     """Fraction of the datasheet's HBM rate by class; `elementwise` is the default for others."""
     memory_launch: Annotated[FormulaConstants, _LAUNCH]
     """Launch time of a memory-bound kernel, in addition to the time of its bytes."""
+
+    def __post_init__(self) -> None:
+        if "elementwise" not in self.memory:
+            raise KeyFault("memory.elementwise", "this key is missing, and other classes use it")
 
 
 class Kernels(Record):

@@ -573,13 +573,15 @@ def _show_pair(
     one, other = (plan.price for plan in plans)
     rates = [f"{price.samples_per_s:,.5g}" for price in (one, other)]
     table.add_row("  samples/s", *rates, "" if share is None else f"{share * 100:+.2f} %")
-    peaks = [price.fullest.peak_bytes for price in (one, other)]
-    more = peaks[1] - peaks[0]
-    table.add_row(
-        f"  peak memory, of {format_bytes(other.fullest.budget_bytes)}",
-        *map(format_bytes, peaks),
-        f"{'-' if more < 0 else '+'}{format_bytes(abs(more))}",
-    )
+    # A plan that cannot be estimated has no memory either.
+    if one.stages and other.stages:
+        peaks = [price.fullest.peak_bytes for price in (one, other)]
+        more = peaks[1] - peaks[0]
+        table.add_row(
+            f"  peak memory, of {format_bytes(other.fullest.budget_bytes)}",
+            *map(format_bytes, peaks),
+            f"{'-' if more < 0 else '+'}{format_bytes(abs(more))}",
+        )
     console.print(table)
 
 

@@ -322,6 +322,10 @@ def _recipe_of(
 
 def _document(source: Configuration) -> BridgeFile:
     document = _container(source.document)
+    for name in _SECTIONS:
+        if not isinstance(document.get(name) or {}, Mapping):
+            problem = f"expected a section, got {shorten(document[name])}"
+            raise DocumentError(source.path, problem, key=name)
     given = list[GivenSetting]()
     for key, value in _flattened(document).items():
         given += _dotted(key, value, _shown(value))
@@ -351,6 +355,9 @@ _UNNAMED: Settings = {
     **(precision_settings("bf16_mixed") or {}),
 }
 """Defaults of `ConfigContainer` that differ from those of Megatron-LM."""
+
+
+_SECTIONS = ("model", "train", "ddp", "optimizer", "comm_overlap")
 
 
 def _container(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -605,12 +612,23 @@ _SWITCHES = frozenset(
     }
 )  # fmt: skip
 """Keys whose value is true or false."""
+_LISTS = frozenset(
+    f"model.{name}"
+    for name in (
+        "cp_comm_type", "hierarchical_context_parallel_sizes", "recompute_modules",
+        "offload_modules", "moe_layer_freq", "pipeline_model_parallel_layout", "cuda_graph_scope",
+        "window_size", "window_attn_skip_freq",
+    )
+) | {"peft.target_modules"}  # fmt: skip
+"""Keys whose value may be a list."""
 _FRACTION = "optimizer.optimizer_offload_fraction"
 
 
 def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
-    """Raise DocumentError for an object in place of a value, or a value that is no boolean."""
+    """Raise DocumentError for an object or list in place of a value, or another value's type."""
     for key, value in settings.items():
+        if key in KEYS - _LISTS and isinstance(value, list):
+            raise DocumentError(source, f"expected one value, got {shorten(value)}", key=key)
         if key in KEYS and isinstance(value, Mapping):
             raise DocumentError(source, "expected a value, got an object", key=key)
         if key in _SWITCHES and value is not None and not isinstance(value, bool):

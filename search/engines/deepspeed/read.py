@@ -533,7 +533,9 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
         device = keys.text(f"{key}.device", "none")
         if keys.flag(f"zero_optimization.{old}"):
             device = "cpu"
-        if device not in ("none", "", "cpu"):
+        if not device:
+            raise keys.fail(f"{key}.device", "expected none, cpu or nvme, got an empty text")
+        if device not in ("none", "cpu"):
             raise keys.unpriced(key, f"states are on {device}", asked)
         keys.asked.update(name for name in keys.values if name.startswith(f"{key}."))
         found[part] = device == "cpu"

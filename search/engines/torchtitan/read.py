@@ -356,6 +356,9 @@ _BLOCKS = frozenset({"mx", "quantize.linear.mx", "quantize.dense.mx"})
 
 def _converters(keys: Keys) -> frozenset[str]:
     """Return the converters of a job file; raises UnpricedError for one that is not priced."""
+    given = keys.values.get("model.converters")
+    if isinstance(given, list) and "" in given:
+        raise keys.fail("model.converters", "expected names of converters, got an empty text")
     found = frozenset(filter(None, keys.text("model.converters").replace(" ", "").split(",")))
     for name in sorted(found - _FLOAT8 - _BLOCKS):
         asked = "Remove it to price the rest"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -196,7 +196,7 @@ def _checked_fit(
     batches = [time.batch for time in times]
     tokens = [sum(time.seq_lengths) for time in times]
     terms = terms_of(form, batches, tokens, quadratic=quadratic)
-    fitted = fit_times(batches, tokens, [time.time_s for time in times], terms)
+    fitted = _fitted(tuple(batches), tuple(tokens), tuple(time.time_s for time in times), terms)
     error = float(fitted.errors[fitted.worst])
     if abs(error) > BAD_FIT:
         worst = times[fitted.worst]
@@ -211,6 +211,10 @@ def _checked_fit(
             f"{len(times)} times{remedy}"
         )
     return fitted
+
+
+# A search of several parts, or with other options, fits the same times again and again.
+_fitted = lru_cache(maxsize=4096)(fit_times)
 
 
 def layer_memory(

@@ -120,7 +120,9 @@ class VariantResult(Record):
 
 
 _MOST_S = 5.0
-"""CPU time limit of the search for the smallest plan without a user's time limit, seconds."""
+"""CPU time limit until the smallest plan is found, without a user's time limit, seconds."""
+_LEAST_S = 1.0
+"""CPU time that the search for the smallest plan has in any case, seconds."""
 GRACE_S = 5.0
 """CPU seconds after the time limit to find any plan that fits, if none was found before."""
 _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
@@ -593,11 +595,12 @@ class _Search:
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
     def least_memory_plan(
-        self, deadline: float | None
+        self, began: float, deadline: float | None
     ) -> tuple[PricedRun | None, MemoryShortage | None]:
         """Return the plan that needs the least memory, and its missing memory; else Nones.
 
-        deadline : process CPU time in seconds; None: `_MOST_S` seconds from now.
+        began, deadline : process CPU times in seconds; a deadline of None is `_MOST_S` seconds
+            after the search began, but at least `_LEAST_S` seconds from now.
         """
         if self.too_much is not None:
             host, solution = self.too_much
@@ -610,7 +613,8 @@ class _Search:
                 least_bytes=host,
                 host=True,
             )
-        until = time.process_time() + _MOST_S if deadline is None else deadline
+        now = time.process_time()
+        until = max(began + _MOST_S, now + _LEAST_S) if deadline is None else deadline
         found = least_memory_plan(self.space, self.degrees, self.openings, until)
         if found is None:
             return None, None
@@ -630,7 +634,7 @@ class _Search:
         """
         least, shortage = None, None
         if smallest and not self.found and self.complete:
-            least, shortage = self.least_memory_plan(deadline)
+            least, shortage = self.least_memory_plan(began, deadline)
         return VariantResult(
             engine=self.engine,
             solutions=tuple(self.found.values()),
