@@ -199,7 +199,8 @@ def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
     if first:
         found.append(_unit("embedding", run, first))
     layers = [run.rank_layers[layer] for layer in chunk.layers]
-    kinds = {id(at): _unit("layer", run, layer_weights(at), at) for at in {*layers}}
+    known = {id(at): at for at in layers}
+    kinds = {key: _unit("layer", run, layer_weights(at), at) for key, at in known.items()}
     found += [kinds[id(at)] for at in layers]
     if last:
         found.append(_unit("head", run, last))
@@ -372,17 +373,12 @@ def _exchanged(run: Run) -> int:
     return 2 * run.strategy.micro_batches * stream_bytes(run)
 
 
-def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
-    saved = 0
-    for chunk, number in zip(chunks, live, strict=True):
-        each = torch_layers.chunk_saved_bytes(run, chunk)
-        if chunk.head:
-            each += torch_layers.final_bytes(run)
-        elif run.strategy.pp > 1:
-            # the output is kept until its gradient arrives
-            each += stream_bytes(run)
-        saved += number * each
-    return saved
+def _beside_layers(run: Run, chunk: Chunk) -> int:
+    """Return the bytes that a micro-batch saves in a chunk beside those of its layers."""
+    if chunk.head:
+        return torch_layers.final_bytes(run)
+    # the output is kept until its gradient arrives
+    return stream_bytes(run) if run.strategy.pp > 1 else 0
 
 
 def live_points(run: Run, stage: int) -> Iterator[LivePoint]:
@@ -414,7 +410,9 @@ class _LiveTensors:
         """Compute the items that are live at every event."""
         self._run = run
         self._chunks = chunks = run.strategy.stages[stage]
-        self.units = [unit for chunk in chunks for unit in units_of(run, chunk)]
+        self._own = [units_of(run, chunk) for chunk in chunks]
+        self._turns = [*map(_turning, self._own)]
+        self.units = [unit for own in self._own for unit in own]
         self._words = words = _switches(run)["activations"]
         self.inputs = MemoryItem("pipeline inputs", _exchanged(run), words)
         # earlier micro-batches have accumulated gradients
@@ -425,26 +423,85 @@ class _LiveTensors:
             size = run.strategy.micro_batches * logits
             there.append(MemoryItem("outputs of all micro-batches", size, words))
         self._there = there
+        self._of_layers = [torch_layers.chunk_saved_bytes(run, chunk) for chunk in chunks]
+        beside = [_beside_layers(run, chunk) for chunk in chunks]
+        self._saved = [one + more for one, more in zip(self._of_layers, beside, strict=True)]
 
     def at(self, moment: Moment) -> Iterator[LivePoint]:
         """Yield the possible peaks within one event."""
-        run, chunk = self._run, self._chunks[moment.event.chunk]
-        saved = _saved(run, self._chunks, moment.live)
+        run, place = self._run, moment.event.chunk
+        chunk = self._chunks[place]
+        saved = sum(n * each for n, each in zip(moment.live, self._saved, strict=True))
         if moment.event.kind == "forward":
             kept = MemoryItem("saved activations", saved, self._words)
-            yield from _in_forward(run, chunk, self.units, [*self._there, kept])
+            own = self._own[place]
+            yield from _in_forward(run, chunk, own, self.units, [*self._there, kept])
         else:
-            yield from _in_backward(run, chunk, self.units, self._there, saved)
+            yield from self._in_backward(place, saved)
+
+    def _in_backward(self, place: int, saved: int) -> Iterator[LivePoint]:
+        """Yield the possible peaks in a chunk's backward.
+
+        place : index of the chunk in its stage.
+        saved : bytes of saved activations of all live micro-batches.
+        """
+        run, chunk, own = self._run, self._chunks[place], self._own[place]
+        units, there, words = self.units, self._there, self._words
+        layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
+        each = self._of_layers[place] / max(len(layers), 1)
+        width = run.tokens * run.model.hidden * run.element_bytes
+        for at in reversed(self._turns[place]):
+            unit, left = own[at], sum(place <= at for place in layers)
+            # layers whose backward has finished and the last norm have freed their activations
+            kept = saved - int((len(layers) - left) * each)
+            if chunk.head:
+                kept -= torch_layers.final_bytes(run)
+                # working memory of the last norm's backward
+                kept += 2 * width if unit.name == "head" else 0
+            states = [*there, *_made(run, own, at, there)]
+            if unit.name == "layer":
+                assert unit.layer is not None, "a unit of a layer has it"
+                again = torch_layers.recompute_bytes(unit.layer)
+                inside = torch_layers.backward_gradients_bytes(unit.layer)
+                yield LivePoint(
+                    name="backward of a layer",
+                    parts=(
+                        *states,
+                        MemoryItem("saved activations", kept, words),
+                        MemoryItem("layer computed again", again, words),
+                        MemoryItem("a matrix in 16 bits", _dequantized_bytes(run, unit), words),
+                        MemoryItem("gradients inside of a layer", inside, words),
+                        *_beside(run, own, at, units, reducing=False),
+                    ),
+                )
+                kept -= int(each)
+            yield LivePoint(
+                name="reduction of a unit",
+                parts=(
+                    *states,
+                    MemoryItem("saved activations", max(kept, 0), words),
+                    MemoryItem("gradients inside of a layer", 2 * width, words),
+                    *_beside(run, own, at, units, reducing=True),
+                ),
+            )
+            if run.strategy.pp > 1 and unit.name == "layer":
+                # the other layers need no more memory
+                return
 
 
 def _in_forward(
-    run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem]
+    run: Run,
+    chunk: Chunk,
+    own: Sequence[FsdpUnit],
+    units: Sequence[FsdpUnit],
+    there: list[MemoryItem],
 ) -> Iterator[LivePoint]:
     """Yield the possible peaks in a chunk's forward: its last layer, and head and loss.
 
+    own, units : units of the chunk, and of the stage.
     there : items that are live during the whole forward.
     """
-    names, own = _switches(run), units_of(run, chunk)
+    names = _switches(run)
     states = names["states"]
     if not _is_fsdp2(run):
         passing = list(_table_passing(run, units, "forward"))
@@ -501,72 +558,30 @@ def _holds(run: Run) -> bool:
     return run.split.zero in (1, 2)
 
 
-def _in_backward(
-    run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem], saved: int
-) -> Iterator[LivePoint]:
-    """Yield the possible peaks in a chunk's backward.
-
-    there : items that are live during the whole backward, without saved activations.
-    saved : bytes of saved activations of all live micro-batches.
-    """
-    own, words = units_of(run, chunk), _switches(run)["activations"]
-    layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
-    each = torch_layers.chunk_saved_bytes(run, chunk) / max(len(layers), 1)
-    width = run.tokens * run.model.hidden * run.element_bytes
-    for at in reversed(_turning(own)):
-        unit, left = own[at], sum(place <= at for place in layers)
-        # layers whose backward has finished and the last norm have freed their activations
-        kept = saved - int((len(layers) - left) * each)
-        if chunk.head:
-            kept -= torch_layers.final_bytes(run)
-            # working memory of the last norm's backward
-            kept += 2 * width if unit.name == "head" else 0
-        states = [*there, *_made(run, own, at, there)]
-        if unit.name == "layer":
-            assert unit.layer is not None, "a unit of a layer has it"
-            again = torch_layers.recompute_bytes(unit.layer)
-            inside = torch_layers.backward_gradients_bytes(unit.layer)
-            yield LivePoint(
-                name="backward of a layer",
-                parts=(
-                    *states,
-                    MemoryItem("saved activations", kept, words),
-                    MemoryItem("layer computed again", again, words),
-                    MemoryItem("a matrix in 16 bits", _dequantized_bytes(run, unit), words),
-                    MemoryItem("gradients inside of a layer", inside, words),
-                    *_beside(run, own, at, units, reducing=False),
-                ),
-            )
-            kept -= int(each)
-        yield LivePoint(
-            name="reduction of a unit",
-            parts=(
-                *states,
-                MemoryItem("saved activations", max(kept, 0), words),
-                MemoryItem("gradients inside of a layer", 2 * width, words),
-                *_beside(run, own, at, units, reducing=True),
-            ),
-        )
-        if run.strategy.pp > 1 and unit.name == "layer":
-            # the other layers need no more memory
-            return
-
-
 def _turning(own: Sequence[FsdpUnit]) -> list[int]:
     """Return the indices of units whose backward may be the peak.
 
-    These are the ends of each group of equal units. Within a group every unit frees and allocates
-    equally much, so memory changes monotonically.
+    These are the ends of each group of equal units, and the first and the last period of each
+    periodic group. Every period frees and allocates equally much, so memory changes monotonically.
     """
     around = [
         (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
         for at in range(len(own))
     ]
-    return [
-        at
-        for at in range(len(own))
-        if not (0 < at < len(own) - 1 and around[at - 1] == around[at] == around[at + 1])
-    ]
+
+    def inside(at: int) -> bool:
+        most = min(_LONGEST_PERIOD, at, len(own) - 1 - at)
+        return any(
+            around[at - period] == around[at] == around[at + period]
+            and own[at - period + 1 : at + 1] == own[at + 1 : at + period + 1]
+            for period in range(1, most + 1)
+        )
+
+    return [at for at in range(len(own)) if not inside(at)]
+
+
+_LONGEST_PERIOD = 8
+"""Largest number of units in the pattern of a periodic model that is recognised."""
 
 
 def _dequantized_bytes(run: Run, unit: FsdpUnit) -> int:

@@ -607,6 +607,23 @@ def test_flash_attention_leaves_a_hole_to_the_masks() -> None:
     assert recycled_bytes(2 * MIB, expandable=False, hole_bytes=3 * MIB + 512) == 2 * MIB
 
 
+@pytest.mark.parametrize("size", [100, 1.5 * MIB, 2 * MIB, 3 * MIB, 12.5 * MIB, 20 * MIB])
+def test_equal_blocks_are_allocated_together(size: float) -> None:
+    """Thousands of experts' tensors take the blocks that they take one after another."""
+    for expandable in (False, True):
+        alone, together = Pool(expandable=expandable), Pool(expandable=expandable)
+        for first in (3 * MIB, 3 * MIB, 13.5 * MIB, 30.5 * MIB, 1.2 * MIB):
+            alone.take(first)
+            together.take(first)
+        for _ in range(41):
+            alone.take(size)
+        together.take(size, 41)
+        for pool in (alone, together):
+            pool.take(1.5 * MIB, 7)
+        assert together.allocated_bytes == alone.allocated_bytes
+        assert together.rounding_bytes == alone.rounding_bytes
+
+
 def test_blocks_that_stay_share_segments() -> None:
     """Six blocks of 3 MiB leave 2 of a segment of 20, of which one of 1.5 MiB takes all."""
     assert rounding_bytes([3 * MIB] * 6, expandable=False) == 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autopar.price import sharded_peak
 from autopar.price.account import account_of
 from autopar.price.torch_layers import (
     backward_gradients_bytes,
@@ -20,9 +21,10 @@ from autopar.price.torch_layers import (
     parts_without_recompute,
     recompute_bytes,
 )
+from autopar.run.architecture import Experts
 from autopar.run.run import Run, run_with_split
 from search.engines.huggingface.models import flavour
-from tests.runs import torch_run
+from tests.runs import decoder, torch_run
 
 H, KV, F, ROWS = 8192, 2048, 28672, 128
 TOKENS, LAYERS = 8192, 32
@@ -131,3 +133,22 @@ def test_experts_divide_by_their_own_ranks() -> None:
     twice = run_with_split(base, replicas=2)
     more = {term.name: term.num_bytes for term in account_of(twice).states}
     assert more["weights"] == pytest.approx(2 * kept["weights"], rel=0.01)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("pattern", ["dm", "ddm", "mmdm"])
+def test_a_periodic_model_peaks_at_its_ends(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, zero: int
+) -> None:
+    """Between its first and its last period the backward of no layer is the peak."""
+    experts = Experts(number=8, width=3000, per_token=2)
+    model = decoder(
+        layers=60, mixtures=[one == "m" for one in pattern * (60 // len(pattern))], experts=experts
+    )
+    run = torch_run(model, gpus=4, zero=zero, module="torchtitan")
+    short = [*sharded_peak.live_points(run, 0)]
+    monkeypatch.setattr(sharded_peak, "_LONGEST_PERIOD", 0)
+    every = [*sharded_peak.live_points(run, 0)]
+    assert len(every) > 120
+    assert len(short) < 60
+    assert max(one.num_bytes for one in short) == max(one.num_bytes for one in every)
