@@ -245,6 +245,9 @@ def read_record(
             made = convert(data, kind)
             # Numbers that exceed 64 bits are not compared with bounds.
             msgspec.json.encode(data)
+            # A value of any type has no bounds that exclude NaN.
+            for key, problem in _not_finite(data, "") if _has_any(whole) else ():
+                raise DocumentError(path, problem, key=short_key(key))
         except (ValidationError, OverflowError, TypeError, ValueError):
             pass
         else:
@@ -511,6 +514,14 @@ def is_plain(kind: Any) -> bool:
             and all(is_plain(one.type) for one in fields(kind))
         )
     return get_origin(kind) is Literal or kind in (Any, bool, int, str, NoneType)
+
+
+@cache
+def _has_any(kind: Any) -> bool:
+    """Return True if a record's field, or an item in it, may have a value of any type."""
+    if _is_record(kind):
+        return any(_has_any(one.type) for one in fields(kind))
+    return kind is Any or any(map(_has_any, get_args(kind)))
 
 
 def _has_bounds(meta: Any) -> bool:

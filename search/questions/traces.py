@@ -93,6 +93,8 @@ _MOST_ALONE = 1_000_000
 fast."""
 _MOST_KERNELS = 4_000_000
 _MOST_PROCESSES = 100_000
+_MOST_US = 2.0**53
+"""Largest time of an event, 285 years; sums of larger ones lose whole microseconds."""
 _CHUNK = MIB
 _LEAST_US = 1e-4
 """Shortest exposed time that counts, microseconds: traces have whole nanoseconds."""
@@ -415,7 +417,7 @@ class _Events:
 
     def _keep(self, spans: _Spans, place: int, event: Event, kind: int) -> None:
         start, length = self._time(place, "ts", event.ts), self._time(place, "dur", event.dur)
-        if length < 0.0 or not math.isfinite(start + length):
+        if length < 0.0:
             raise self._fault(place, "dur", event.dur, "microseconds from 0")
         process = event.pid
         if process is not None and not isinstance(process, int | str):
@@ -430,15 +432,16 @@ class _Events:
         spans.add(start, start + length, number, kind)
 
     def _time(self, place: int, key: str, value: Any) -> float:
-        """Return a time in microseconds; raises DocumentError if it is no finite number."""
+        """Return a time in microseconds; raises DocumentError if it is none, or no such time."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
                 found = float(value)
             except OverflowError:
                 found = math.inf
-            if math.isfinite(found):
+            if abs(found) <= _MOST_US:
                 return found
-        raise self._fault(place, key, value, "finite microseconds")
+        expected = f"microseconds of at most {_MOST_US:.2g}"
+        raise self._fault(place, key, value, expected)
 
     def _fault(self, place: int, key: str, value: object, expected: str) -> DocumentError:
         return DocumentError(

@@ -24,13 +24,17 @@ ROWS: tuple[tuple[str, str, str, Any, int, str], ...] = (
     ("cards", "card.json", "collectives", float("-inf"), 2, "with 25 keys"),
     ("search", "card.json", "collectives", [10**60], 2, "with 25 keys"),
     ("profile estimate", "card.json", "kernels.memory", {}, 2, "kernels.memory.elementwise"),
-    ("profile show", _SP, "all2all_size_8_32MB_time", 5e-324, 2, "expected above 0"),
+    ("profile show", _SP, "all2all_size_8_32MB_time", 5e-324, 2, "a number above 0"),
     ("check", "zero.json", "zero_optimization.offload_optimizer.device", "", 0, "empty text"),
     ("check", "titan.toml", "model.converters", [""], 0, "empty text"),
     ("check", _BRIDGE, "train", float("inf"), 2, "expected a section"),
     ("check", _BRIDGE, "train.global_batch_size", [], 0, "expected one value"),
     ("check", _BRIDGE, "model.num_layers", [7], 0, "expected one value"),
     ("check", _BRIDGE, "model.context_parallel_size", [[]], 0, "expected one value"),
+    ("search", "spec.json", "source", float("nan"), 2, "expected a finite number"),
+    ("search", "moe.json", "source", {"a": [float("inf")]}, 2, "key 'source.a[0]'"),
+    ("compare", "trace.json", "traceEvents.1.ts", 10**60, 2, "expected microseconds"),
+    ("compare", "trace.json", "traceEvents.1.dur", 1e300, 2, "expected microseconds"),
 )
 """(command, file, dotted key, value, exit code, part of what is said)."""
 
@@ -62,7 +66,7 @@ def test_a_value_no_run_has_is_answered(
     data = node = read(folder / file)
     *trail, last = key.split(".")
     for step in trail:
-        node = node.setdefault(step, {})
+        node = node[int(step)] if isinstance(node, list) else node.setdefault(step, {})
     node[last] = value
     write(folder / file, data)
     base = _base(name, file)
