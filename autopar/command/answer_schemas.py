@@ -16,6 +16,7 @@ from autopar.documents.json import record_schema
 from autopar.documents.plan import (
     BrokenRuleEntry,
     EngineEntry,
+    FrontierEntry,
     ResultDocument,
 )
 from autopar.documents.strategy import Strategy
@@ -161,6 +162,8 @@ class LaunchAnswer(LaunchDocument):
     """Suggestions if no plan fits, smallest change of the training first."""
     clusters_tried: list[ClusterResult] = field(default_factory=list)
     """Clusters tried with `--goal cost` and `fewest-gpus`."""
+    frontier: list[FrontierEntry] = field(default_factory=list)
+    """Best plans by memory budget, with `--frontier`."""
     best: WhyNotPlanEntry | None = None
     """For `explain`: the fastest plan of its engine."""
     one_more_gib: WhyNotPlanEntry | None = None

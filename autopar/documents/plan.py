@@ -311,7 +311,12 @@ class FrontierEntry(_Entry):
     memory_constraint_bytes: _Amount | None
     samples_per_s: _Amount | None
     step_time_s: _Amount | None
-    plan: Strategy
+    plan: Strategy | None
+    """Per-layer plan; null for a uniform plan."""
+    engine: _Text | None = None
+    """Engine of a uniform plan."""
+    launch: dict[str, Any] | None = None
+    """All degrees of a uniform plan, in the format of `launch.degrees`."""
 
 
 # --- conversion to JSON ----------------------------------------------------------------------

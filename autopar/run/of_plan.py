@@ -257,16 +257,36 @@ def _split_of_layer(
     )
 
 
+class UniformPlan(Plan):
+    """Plan of a uniform run: degrees, stages and batch as in `Plan`, and the run with all settings.
+
+    `layers` and `vocab` do not hold the settings that `beyond` lists, such as activation offload.
+    """
+
+    engine: str
+    """Name of the engine that the plan is for."""
+    run: Run
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Settings of the run that per-layer plans do not have, in words."""
+        return beyond_plans(self.run)
+
+
+def uniform_plan(run: Run) -> UniformPlan:
+    """Return a uniform run as a plan."""
+    plan = _plan_of(run)
+    same = {name: getattr(plan, name) for name in Plan.__struct_fields__}
+    return UniformPlan(**same, engine=run.runtime.engine, run=run)
+
+
 def plan_of_run(run: Run) -> Plan:
     """Return the strategy of a run as a plan.
 
     Raises InputError for settings that a plan cannot express, such as fp8 GEMMs or HSDP replicas.
     """
     strategy = run.strategy
-    splits = strategy.each_layer
-    stages = {
-        *(split.zero for split in (*splits, strategy.ends) if split.zero < 3),
-    }
+    stages = {split.zero for split in (*strategy.each_layer, strategy.ends) if split.zero < 3}
     if len(stages) > 1:
         raise InputError("a plan needs one ZeRO stage for all layers without ZeRO-3")
     if not strategy.micro_batches:
@@ -274,11 +294,33 @@ def plan_of_run(run: Run) -> Plan:
             "the batch is not a whole number of micro-batches",
             remedy="Change the degrees or the batch",
         )
-    if run.runtime.precision.low_precision or run.runtime.adapters is not None:
-        raise InputError("a per-layer plan has no fp8 or fp4 GEMMs and no adapters")
-    ends = strategy.ends
+    unsaid = beyond_plans(run)
+    if unsaid:
+        raise InputError(f"per-layer plans do not support {', '.join(unsaid)}")
+    return _plan_of(run)
+
+
+def beyond_plans(run: Run) -> tuple[str, ...]:
+    """Return the settings of a run that `Plan` cannot express, in words; empty for none."""
+    splits = dict.fromkeys((*run.strategy.each_layer, run.strategy.ends))
+    kinds = sorted({one.cp_kind for one in splits if one.cp > 1 and one.cp_kind != "ring"})
+    features = {
+        "fp8 or fp4 GEMMs": bool(run.runtime.precision.low_precision),
+        "adapters": run.runtime.adapters is not None,
+        "recompute op": any(one.recompute == "op" for one in splits),
+        "HSDP replicas": any(one.replicas > 1 for one in splits),
+        "rings": any(one.rings > 1 for one in splits),
+        "activation offload": any(one.offload for one in splits),
+        **{f"--cp-kind {kind}": True for kind in kinds},
+    }
+    return tuple(name for name, is_used in features.items() if is_used)
+
+
+def _plan_of(run: Run) -> Plan:
+    strategy = run.strategy
+    splits, ends, pp = strategy.each_layer, strategy.ends, strategy.pp
+    stages = {split.zero for split in (*splits, ends) if split.zero < 3}
     sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
-    pp = strategy.pp
     order = [
         strategy.stages[rank_of(strategy.schedule, part, pp)][part // pp]
         for part in range(pp * strategy.vpp)
@@ -302,18 +344,6 @@ def plan_of_run(run: Run) -> Plan:
 
 
 def _layer_of_split(split: Split) -> LayerStrategy:
-    features = {
-        "recompute op": split.recompute == "op",
-        "HSDP replicas": split.replicas > 1,
-        "rings": split.rings > 1,
-        "activation offload": bool(split.offload),
-    }
-    used = ", ".join(name for name, is_used in features.items() if is_used)
-    if used:
-        raise InputError(f"per-layer plans do not support {used}")
-    if split.cp > 1 and split.cp_kind != "ring":
-        raise InputError(f"per-layer plans support ring attention, not --cp-kind {split.cp_kind}")
-    modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
     usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
     return LayerStrategy(
         tp=split.tp,
@@ -324,5 +354,5 @@ def _layer_of_split(split: Split) -> LayerStrategy:
         strided=split.strided,
         ep=split.ep,
         etp=None if split.etp == usual else split.etp,
-        recompute=tuple(sorted(modules)),
+        recompute=tuple(sorted(split.modules)),
     )

@@ -143,6 +143,11 @@ class Plan(Record):
     evenly."""
 
     @property
+    def beyond(self) -> tuple[str, ...]:
+        """Settings that only uniform plans have, in words; a per-layer plan has none."""
+        return ()
+
+    @property
     def chunks(self) -> tuple[int, ...]:
         """Layers of every chunk in execution order; with one chunk per stage, the stage sizes."""
         if self.chunk_sizes or self.num_chunks == 1:
@@ -480,7 +485,7 @@ def refinements(plan: Plan) -> tuple[str, ...]:
     if plan.pipeline_type not in ("1f1b", "gpipe"):
         found.append(f"schedule {plan.pipeline_type}")
     found += [f"{plan.num_chunks} chunks a stage"] if plan.num_chunks > 1 else []
-    return tuple(found)
+    return (*found, *plan.beyond)
 
 
 def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStrategy]]:

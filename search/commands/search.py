@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from autopar.answer import Answer as Record, EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
+    from search.planning.choose import Solved
     from search.planning.layered.parts import ChosenPlans
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
@@ -104,7 +105,7 @@ def _answered(raw: Mapping[str, object]) -> int:
     _check_goal(request)
     if path is not None:
         return _evaluate(request, path, raw)
-    from search.planning.choose import chosen, with_site
+    from search.planning.choose import Solved, chosen, route_of, with_site
 
     request, says = with_site(request)
     for line in says:
@@ -115,12 +116,21 @@ def _answered(raw: Mapping[str, object]) -> int:
 
         reached = working("searching clusters", lambda: chosen_cluster(raw, request))
         request = build_request(reached.options)
-    found = working("searching", lambda: chosen(request))
+    route = route_of(request)
+    found = working("searching", lambda: chosen(request, route))
     for notice in found.notices:
         say(f"{_NAME}: {notice}")
+
+    def points(solved: Solved) -> list[SearchResult] | None:
+        if not request.output.frontier:
+            return None
+        from search.planning.frontier import frontier
+
+        return working("searching other budgets", lambda: frontier(request, route, solved))
+
     if found.launches is not None and not found.layers_differ:
-        return _show_launches(request, found.launches, reached)
-    code = _show_plan(found, reached)
+        return _show_launches(request, found.launches, reached, points(Solved(found=found)))
+    code = _show_plan(found, reached, points)
     if found.why and code == 0:
         # If a plan was found, an unusable input is only reported.
         say(f"{_NAME}: answered with {found.why}")
@@ -232,7 +242,12 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     return 0
 
 
-def _show_launches(request: Request, found: UniformResult, reached: GoalResult | None) -> int:
+def _show_launches(
+    request: Request,
+    found: UniformResult,
+    reached: GoalResult | None,
+    frontier: Sequence[SearchResult] | None,
+) -> int:
     """Print and write the best uniform plan, or print why there is none; return the exit code."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
@@ -241,7 +256,7 @@ def _show_launches(request: Request, found: UniformResult, reached: GoalResult |
     pictures = _pictures(request, [request.inputs.model])
     json_path = request.output.json_path
     asked = _portable(request.given, json_path)
-    document = launch_result(found, asked) if json_path is not None else {}
+    document = launch_result(found, asked, frontier) if json_path is not None else {}
     document |= _goal_entry(reached)
     if found.best is None:
         return _show_none(request, found, document)
@@ -258,12 +273,29 @@ def _show_launches(request: Request, found: UniformResult, reached: GoalResult |
         says.append(f"to run it: autopar export {shlex.quote(str(target))}")
     # Pages need further searches, which take longer than drawing: the spinner names them.
     doing = "drawing" if pictures.html is None else "searching other batches and clusters"
-    drawn = working(doing, lambda: pictures.of_answer(found, curves=True))
+    drawn = working(doing, lambda: pictures.of_answer(found, curves=True, frontier=frontier or ()))
     says += _batch_lines(found)
     plan = next(iter(files), None)
     record = partial(summary_of, found)
-    _deliver(request, record, pictures, drawn | files, document, says, reached, plan)
+    plot = partial(_plot, request, frontier, found.question.title, says)
+    _deliver(
+        request, record, pictures, drawn | files, document, says, reached, plan, frontier, plot
+    )
     return 0
+
+
+def _plot(
+    request: Request, frontier: Sequence[SearchResult] | None, title: str, says: list[str]
+) -> None:
+    """Draw the frontier if the user asked for it, and add the message about its file."""
+    if request.output.plot_path is None or frontier is None:
+        return
+    from autopar.command.run import say_kept
+    from search.show.frontier import save_frontier
+
+    path = Path(request.output.plot_path)
+    save_frontier(frontier, path, title, say_kept(_NAME))
+    says.insert(0, f"wrote {path}")
 
 
 def _show_none(request: Request, found: UniformResult, document: dict[str, object]) -> int:
@@ -406,23 +438,28 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     return found
 
 
-def _show_plan(found: ChosenPlans, reached: GoalResult | None) -> int:
+def _show_plan(
+    found: ChosenPlans,
+    reached: GoalResult | None,
+    points: Callable[[Solved], list[SearchResult] | None],
+) -> int:
     """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
+    Parameters
+    ----------
     reached : the cluster chosen for a goal
+    points : function from the answer to the frontier, None if it was not requested
     """
-    from search.planning.session import open_session
+    from search.planning.choose import Solved, best_per_layer, opened
 
     request, engines = found.request, found.lines
-    session = open_session(request.inputs, request.options, request.given)
-    session = replace(session, defaults=(*request.found, *session.defaults))
+    session = opened(found)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
     pictures = _pictures(request, [request.inputs.model])
-    # With a time limit, the plan found so far is not searched again.
-    known = None if request.options.time_limit_s is None else found.result
-    result, frontier = working("searching", lambda: _solve(session, request.output.frontier, known))
+    result = working("searching", lambda: best_per_layer(found, session))
+    frontier = points(Solved(found=found, per_layer=(session, result)))
     # The object of --json is only made if requested.
     document: dict[str, object] = {}
     if request.output.json_path is not None:
@@ -481,15 +518,7 @@ def _show_plan(found: ChosenPlans, reached: GoalResult | None) -> int:
             uniform=_uniform(session, result, found.launches),
         )
 
-    def plot() -> None:
-        if request.output.plot_path is not None and frontier is not None:
-            from autopar.command.run import say_kept
-            from search.show.frontier import save_frontier
-
-            path = Path(request.output.plot_path)
-            save_frontier(frontier, path, session.title, say_kept(_NAME))
-            says.insert(0, f"wrote {path}")
-
+    plot = partial(_plot, request, frontier, session.title, says)
     files |= drawn
     own = paths[-1] if paths is not None else None
     _deliver(request, answer, pictures, files, document, says, reached, own, frontier, plot)
@@ -545,18 +574,6 @@ def _subject(session: Session) -> str:
     known = f" ({' and '.join(map(str, heads))} heads)" if heads else ""
     count = session.hardware.world_size
     return f"{session.spec.name}{known} on {count} GPU{'s' if count != 1 else ''}"
-
-
-def _solve(
-    session: Session, with_frontier: bool, known: SearchResult | None
-) -> tuple[SearchResult, list[SearchResult] | None]:
-    """Return the result of the per-layer search, and the frontier if requested, else None.
-
-    known : result of an earlier search, which is then not repeated; None to search
-    """
-    result = known or session.solve()
-    result = replace(result, defaults_used=session.defaults + result.defaults_used)
-    return result, session.planner.frontier() if with_frontier else None
 
 
 def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) -> None:

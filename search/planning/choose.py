@@ -17,12 +17,15 @@ from autopar.records import Record, replace
 from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
 from search.planning.layered.parts import ChosenPlans, choose, choose_any
+from search.planning.layered.prediction import SearchResult
+from search.planning.session import Session, open_session
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import SPACE_PANEL, Shares
 from search.request.profiles import card_shape, find_site_of, named_card
 from search.request.request import (
     BATCH_OPTIONS,
     ROWS,
+    Once,
     Request,
     extended,
     model_spec,
@@ -75,7 +78,7 @@ def route_of(request: Request) -> SearchChoice:
     and OptionError for `--ep` with a model without experts.
     """
     engine = request.engine
-    if request.output.evaluate is not None or request.output.frontier:
+    if request.output.evaluate is not None:
         return _layered(request)
     if engine not in (None, "any", *TRAINERS):
         return _layered(request)
@@ -220,7 +223,7 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
 def _layered(request: Request, why: str = "") -> SearchChoice:
     """Return the choice of per-layer plans only; why : reason shown to the user."""
     engine = request.engine
-    if engine is None and (request.output.frontier or not searches_all_engines(request)):
+    if engine is None and not searches_all_engines(request):
         engine = "none"
     if engine == "none":
         engines: tuple[Engine, ...] = ()
@@ -250,6 +253,71 @@ def searches_all_engines(request: Request) -> bool:
 # Best of uniform and per-layer plans.
 
 
+class Solved(Record, eq=False):
+    """The fastest plan of all searches of a request, or the reason why there is none."""
+
+    found: ChosenPlans
+    per_layer: tuple[Session, SearchResult] | None = None
+    """Inputs and result of the search for per-layer plans; None if a uniform plan is the answer."""
+
+    @property
+    def result(self) -> SearchResult:
+        """The answer; a `UniformSearchResult` unless a per-layer plan is the fastest."""
+        if self.per_layer is not None:
+            return self.per_layer[1]
+        from search.planning.uniform.result import result_of
+
+        assert self.found.launches is not None, "a uniform plan is the answer"
+        return result_of(self.found.launches, self.found.request)
+
+
+def solve(
+    request: Request,
+    route: SearchChoice | None = None,
+    *,
+    alternatives: bool = True,
+    once: Once = lambda key, make: make(),
+) -> Solved:
+    """Return the answer of a request: what every command and Python function returns.
+
+    Parameters
+    ----------
+    route : result of `route_of`, if known
+    alternatives : False to search no alternatives of per-layer plans, which halves their time
+    once : cache of inputs, as in `open_session`
+
+    Raises as `chosen`.
+    """
+    found = chosen(request, route)
+    if found.launches is not None and not found.layers_differ:
+        return Solved(found=found)
+    session = opened(found, once)
+    result = best_per_layer(found, session, alternatives=alternatives)
+    return Solved(found=found, per_layer=(session, result))
+
+
+def opened(found: ChosenPlans, once: Once = lambda key, make: make()) -> Session:
+    """Return the session that finds the best per-layer plan; once : as in `open_session`."""
+    request = found.request
+    session = open_session(request.inputs, request.options, request.given, once=once)
+    return replace(session, defaults=(*request.found, *session.defaults))
+
+
+def best_per_layer(
+    found: ChosenPlans, session: Session, *, alternatives: bool = True
+) -> SearchResult:
+    """Return the best per-layer plan, with alternatives unless these are not wanted.
+
+    session : result of `opened`
+    """
+    # With a time limit, the plan found so far is not searched again.
+    known = None if found.request.options.time_limit_s is None else found.result
+    result = known or (session.solve() if alternatives else session.planner.solve(top=0))
+    return replace(
+        result, defaults_used=session.defaults + result.defaults_used, engines=found.lines
+    )
+
+
 def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
     """Return the best uniform and per-layer plans of a request.
 
@@ -268,7 +336,7 @@ def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
     lines = [best_of(question, one) for one in found.engines]
     layered = ChosenPlans(request=request)
     if route.layered:
-        layered = _plans(request, question, route.layered, shares)
+        layered = plans_of(request, question, route.layered, shares)
         lines += layered.lines
         lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     every = tuple(lines) if len(lines) > 1 else ()
@@ -278,29 +346,25 @@ def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
 def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
     """Return the per-layer plans of the engines in `route.layered`.
 
-    Without engines, returns the request for a later search. Raises OptionError if engines are
-    combined with `--frontier`.
+    Without engines, returns the request for a later search.
     """
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:
         return ChosenPlans(request=replace(request, engine=None), why=route.why)
-    if request.output.frontier:
-        raise OptionError(
-            "--engine cannot be combined with --frontier", remedy="Remove one of them"
-        )
     one = len(route.layered) == 1
     found = choose(request) if one else choose_any(request, route.layered)
     return replace(found, why=route.why)
 
 
-def _plans(
-    request: Request, question: UniformRequest, engines: tuple[Engine, ...], shares: Shares
+def plans_of(
+    request: Request, question: UniformRequest | None, engines: tuple[Engine, ...], shares: Shares
 ) -> ChosenPlans:
     """Return the fastest per-layer plan of each engine, or the reason why it has none.
 
-    The global batch is that of the uniform plans unless the user sets a batch.
+    question : input of the search for uniform plans of the request, if there is one. The global
+        batch is that of its plans unless the user sets a batch.
     """
-    parts = _modern_parts(question.spec)
+    parts = () if question is None else _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
     try:
         # degrees that the user gave become rules of per-layer plans
@@ -310,7 +374,7 @@ def _plans(
     if why:
         lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
         return ChosenPlans(request=request, lines=lines)
-    if not BATCH_OPTIONS & request.given.keys():
+    if question is not None and not BATCH_OPTIONS & request.given.keys():
         asked = extended(asked, {"settle_bsz": question.job.global_batches[0]})
     return choose_any(asked, engines, shares)
 

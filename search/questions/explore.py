@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
-from autopar.records import Record, replace
+from autopar.records import Record
 from autopar.run.plan import PUBLISHED_RUNS
 from autopar.training.throughput import BILLION
 from autopar.units import GIB
@@ -265,26 +265,22 @@ def search_one(
     alternatives : True to search alternative plans too, which doubles the time.
     prices : price of a GPU-hour by typed hardware or by card.
     """
-    from search.planning.session import open_session
+    from search.planning.choose import solve, with_site
 
-    request, notices = choice.request, tuple[str, ...]()
+    notices: tuple[str, ...] = ()
     try:
-        from search.planning.choose import chosen, with_site
-
-        request, notices = with_site(request)
-        found = chosen(request)
-        if found.launches is not None and not found.layers_differ:
-            return _launched(choice, found.launches, notices, prices or {})
-        request = found.request
-        session = open_session(request.inputs, request.options, request.given, once=parts.once)
-        result = session.solve() if alternatives else session.planner.solve(top=0)
+        asked, notices = with_site(choice.request)
+        solved = solve(asked, alternatives=alternatives, once=parts.once)
     except InputError as error:
         return CombinationResult(
             choice=choice, status="not tried", reason=_reason(error), error=error
         )
     except InfeasibleError as error:
         return CombinationResult(choice=choice, status="no plan", reason=str(error))
-    result = replace(result, defaults_used=session.defaults + result.defaults_used)
+    if solved.per_layer is None:
+        assert solved.found.launches is not None, "a uniform plan is the answer"
+        return _launched(choice, solved.found.launches, notices, prices or {})
+    request, (session, result) = solved.found.request, solved.per_layer
     notices += session.notices
     if result.plan is None or result.prediction is None:
         return CombinationResult(
@@ -323,7 +319,7 @@ def _launched(
         return CombinationResult(
             choice=choice,
             status="no plan",
-            reason=_why_no_launch(found),
+            reason=found.why_none,
             launches=found,
             notices=notices,
         )
@@ -346,17 +342,6 @@ def _early(gap: float) -> str:
     if not math.isfinite(gap):
         return "stopped early: how far below the best is unknown"
     return f"stopped early: at most {gap * 100:.3g} % below the best"
-
-
-def _why_no_launch(found: Launches) -> str:
-    """Return why no uniform plan fits, for the engine that needs the least additional memory."""
-
-    def missing(one: EngineResult) -> float:
-        shortage = None if one.solved is None else one.solved.shortage
-        return math.inf if shortage is None else shortage.missing_bytes
-
-    nearest = min(found.engines, key=missing)
-    return nearest.reason if len(found.engines) == 1 else f"{nearest.engine.name}: {nearest.reason}"
 
 
 def _reason(error: InputError) -> str:

@@ -18,8 +18,11 @@ from search.request.options import SearchOptions
 from search.request.profiles import named_card
 from search.request.request import (
     DEFAULT_HARDWARE,
+    ROWS,
     InputSpec,
+    Request,
     check_memory,
+    extended,
     fill_options,
     load_placed,
     measured_hardware,
@@ -128,3 +131,13 @@ def open_documents(
     check_memory(chosen, given, cluster)
     chosen, _ = fill_options(chosen, given, profile, cluster)
     return spec, profile, cluster, chosen
+
+
+def changed(request: Request, changes: Mapping[str, Any]) -> Request:
+    """Return a request with other values of options, whether the user gave them or not.
+
+    changes : field of `InputSpec` or `SearchOptions` -> value
+    """
+    names = {row.name for row in ROWS if row.field in changes}
+    given = {name: value for name, value in request.given.items() if name not in names}
+    return extended(replace(request, given=given), changes)

@@ -77,6 +77,7 @@ from search.planning.session import ConstrainedResult
 from search.planning.uniform.answer import EngineResult, UniformResult as Launches
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
+from search.planning.uniform.result import UniformSearchResult
 from search.planning.uniform.summary import price_of
 from search.questions.suggestions import Suggestion
 from search.request.options import SearchOptions
@@ -119,7 +120,7 @@ def result_document(
 ) -> ResultDocument:
     """Return the object of `--json` for a search of per-layer plans.
 
-    frontier : result of `Planner.frontier`.
+    frontier : best plans by memory budget.
     engines : fastest plan of each engine, if all were searched.
     throughput : throughput of the plan.
     price : price of a GPU-hour.
@@ -256,11 +257,22 @@ def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
             memory_constraint_bytes=finite(_budget(result)),
             samples_per_s=finite(result.prediction.samples_per_s),
             step_time_s=finite(result.prediction.step_time_s),
-            plan=strategy_document(result.plan),
+            **_frontier_plan(result),
         )
         for result in results
         if result.plan is not None and result.prediction is not None
     ]
+
+
+def _frontier_plan(result: SearchResult) -> dict[str, Any]:
+    """Return the plan of a result: a strategy, or engine and degrees of a uniform plan."""
+    if not isinstance(result, UniformSearchResult):
+        return {"plan": _strategy(result.plan)}
+    one, best = result.found.best, result.found.fastest
+    assert one is not None, "there is a plan"
+    assert best is not None, "its engine has a plan"
+    degrees = asdict(degrees_entry(best.choice, result.found.question.job.world))
+    return {"plan": None, "engine": one.engine.name, "launch": degrees}
 
 
 def plan_document(
@@ -407,8 +419,15 @@ def launch_document(answer: Launches, request: Mapping[str, Any]) -> LaunchDocum
     )
 
 
-def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, Any]:
-    """Return the object of `--json`: the best uniform plan and all engine results."""
+def launch_result(
+    answer: Launches,
+    request: Mapping[str, object],
+    frontier: Sequence[SearchResult] | None = None,
+) -> dict[str, Any]:
+    """Return the object of `--json`: the best uniform plan and all engine results.
+
+    frontier : best plans by memory budget.
+    """
     found: dict[str, Any] = content_of(launch_document(answer, request), whole=True)
     searched = {one.engine.name: one for one in answer.engines}
     # A search of a single engine has no lines.
@@ -417,6 +436,8 @@ def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, 
         line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
         for line in lines
     ]
+    if frontier is not None:
+        found["frontier"] = [content_of(one, whole=True) for one in frontier_entries(frontier)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Report of the frontier: the best throughput of per-layer plans by memory budget."""
+"""Report of the frontier: the best throughput by memory budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from autopar.command.show import (
 )
 from autopar.output import Aside
 from autopar.units import GIB, format_seconds
-from search.planning.layered.summary import one_line
 
 if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
@@ -40,7 +39,7 @@ def show_frontier(console: Console, results: Sequence[SearchResult]) -> None:
             f"{budget / GIB:.2f}" if isinstance(budget, int | float) else "-",
             f"{result.prediction.samples_per_s:.4g}",
             format_seconds(result.prediction.step_time_s),
-            escape(one_line(result.plan, batch=True)),
+            escape(result.words(batch=True)),
         )
     console.print(table)
 
@@ -58,7 +57,7 @@ def save_frontier(
         budget = result.options.get("memory_constraint_bytes")
         if result.plan is None or result.prediction is None or not isinstance(budget, int | float):
             continue
-        words = textwrap.shorten(one_line(result.plan), 48, placeholder=" ..")
+        words = textwrap.shorten(result.words(), 48, placeholder=" ..")
         points.append((budget / GIB, result.prediction.samples_per_s, words))
     points.sort()
     with drawn("--plot") as figure_of:

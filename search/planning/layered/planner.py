@@ -291,15 +291,17 @@ class Planner:
             memory = memory_constraint_bytes
         return predict(self._fresh_cost(), plan, memory)
 
-    def frontier(self) -> list[SearchResult]:
+    def frontier(self, first: SearchResult | None = None) -> list[SearchResult]:
         """Return the best plans under decreasing memory constraints, largest first.
 
         The first search uses the constraint M of the options. The constraint of search n is one
         byte less than the memory of the last plan, and at most M * (1 - n/64). At most 64 searches
         follow, and some plans may be skipped. The last result has no plan if nothing fits.
         Only the first result has alternatives.
+
+        first : result of the first search, if known
         """
-        results = [self.solve()]
+        results = [first or self.solve()]
         most = self.options.memory_constraint_bytes
         while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
             # the stage with the largest reserved memory determines the next constraint

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from autopar.answer import EngineBest
 from autopar.arrays import F64
 from autopar.command.python_api import frame, shown_table
 from autopar.errors import InputError
@@ -42,7 +43,7 @@ from search.planning.cost.pipeline import (
 )
 from search.planning.cost.tables import LayerRows, PlanTables
 from search.planning.cost.vocabulary import VocabRows
-from search.planning.layered.summary import result_rows, result_words
+from search.planning.layered.summary import one_line, result_rows, result_words
 
 # --------------------------------------------------------------------------------------------------
 # Results of a search; the prediction of its plan is `autopar.run.plan.Prediction`.
@@ -81,10 +82,10 @@ class SearchStats(Record):
 
 
 class SearchResult(Record):
-    """Result of a search for per-layer plans.
+    """Result of a search.
 
-    `plan` is None if the search is infeasible or found none in time. Notebooks show a sentence and
-    a table instead of the fields.
+    `plan` is None if the search is infeasible or found none in time; a uniform plan is a
+    `UniformPlan`. Notebooks show a sentence and a table instead of the fields.
     """
 
     status: Status
@@ -108,13 +109,20 @@ class SearchResult(Record):
     """Parts of the search that were skipped because of time or memory, in words."""
     synthetic: bool = False
     """True if some input is synthetic: invented for tests, not measured on a machine."""
+    engines: tuple[EngineBest, ...] = ()
+    """Best plan of each engine, the fastest first; empty if engines were not searched."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that `--json` prints, without its header fields."""
         # reports import results, so importing them here at run time avoids a cycle
         reports = import_module("search.show.files")
-        found: dict[str, Any] = reports.result_document(self).content()
+        found: dict[str, Any] = reports.result_document(self, engines=self.engines).content()
         return found
+
+    def words(self, *, batch: bool = False) -> str:
+        """Return the plan in one line; batch : True to add the global batch."""
+        assert self.plan is not None, "there is a plan"
+        return one_line(self.plan, batch=batch)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per plan, best first: plan in words, step time (s), samples/s."""

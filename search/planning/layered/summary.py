@@ -442,7 +442,7 @@ def result_words(result: SearchResult) -> str:
         why = result.infeasibility
         return f"{result.status}: {'no plan was found in time' if why is None else why.reason}"
     speed = f"{format_seconds(found.step_time_s)}, {found.samples_per_s:,.5g} samples/s"
-    return f"{result.status}: {one_line(plan)}: {speed}"
+    return f"{result.status}: {result.words()}: {speed}"
 
 
 def result_rows(result: SearchResult) -> list[dict[str, Any]]:
@@ -450,7 +450,7 @@ def result_rows(result: SearchResult) -> list[dict[str, Any]]:
     if result.plan is None or result.prediction is None:
         return []
     best = {
-        "plan": one_line(result.plan),
+        "plan": result.words(),
         "step_time_s": result.prediction.step_time_s,
         "samples_per_s": result.prediction.samples_per_s,
         "probability_faster": None,

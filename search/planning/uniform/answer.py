@@ -7,6 +7,7 @@ sentences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,23 @@ class UniformResult(Record):
     def fastest(self) -> PricedRun | None:
         """Fastest plan of all engines; None if nothing fits."""
         return None if self.best is None else self.best.best
+
+    @property
+    def nearest(self) -> EngineResult:
+        """Result of the engine that needs the least additional memory, if no plan fits."""
+
+        def missing(one: EngineResult) -> float:
+            shortage = None if one.solved is None else one.solved.shortage
+            return math.inf if shortage is None else shortage.missing_bytes
+
+        return min(self.engines, key=missing)
+
+    @property
+    def why_none(self) -> str:
+        """Reason why no plan fits, of the nearest engine."""
+        nearest = self.nearest
+        one = len(self.engines) == 1
+        return nearest.reason if one else f"{nearest.engine.name}: {nearest.reason}"
 
     @property
     def cpu_s(self) -> float:
@@ -287,6 +305,24 @@ def answer(
     return UniformResult(question=question, engines=tuple(found))
 
 
+def searched_in(
+    question: UniformRequest,
+    engine: EngineSpace,
+    spaces: dict[EngineSpace, UniformSearch],
+    memory_bytes: float,
+) -> EngineResult:
+    """Return the fastest plan of an engine with another device memory.
+
+    spaces : searches by engine variant, which keep bounds between calls; missing ones are added
+    """
+    from search.planning.uniform.best_first import GRACE_S
+
+    own = _variants(question, engine)
+    share = None if question.seconds is None else question.seconds / len(own)
+    asked = replace(question, card=replace(question.card, memory_bytes=memory_bytes))
+    return _of_variants([_solved(asked, one, spaces, 1, share, GRACE_S) for one in own])
+
+
 def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
     """Return the variants of an engine that the constraints allow.
 
@@ -309,7 +345,7 @@ def _solved(
 ) -> EngineResult:
     """Return the fastest plans of one variant of an engine, or the reason why there is none.
 
-    spaces : searches by engine variant; that of `engine` is added
+    spaces : searches by engine variant; that of `engine` is added if it is missing
     top : number of families of degrees to return
     seconds, grace_s : CPU time limit, and additional CPU seconds if no plan was found
     """
@@ -323,8 +359,15 @@ def _solved(
         illegal = violated_rule(engine, question.job, question.fixed)
         if illegal is not None:
             raise RuleError((illegal,))
-        space = spaces[engine] = UniformSearch(engine, question.job, target)
-        solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
+        if engine not in spaces:
+            spaces[engine] = UniformSearch(engine, question.job, target)
+        solved = spaces[engine].solve(
+            question.fixed,
+            top=top,
+            seconds=seconds,
+            grace_s=grace_s,
+            memory_bytes=question.card.memory_bytes,
+        )
         if not solved.solutions and not solved.complete:
             reason = "time limit reached before a feasible plan was found. Increase --time-limit"
         elif not solved.solutions and solved.smallest is None:

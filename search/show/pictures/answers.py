@@ -17,7 +17,6 @@ from autopar.price.assessment import Assessment, Target
 from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_probability, format_seconds
-from search.planning.layered.summary import one_line
 from search.planning.uniform.summary import price_of, priced_of, words_of as line_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
@@ -45,10 +44,11 @@ _SECONDS = 5.0
 _ALIKE = "the timeline shows one rank per stage and assumes that all ranks of a stage are equal"
 
 
-def answer_page(found: Launches, *, curves: bool) -> Page:
+def answer_page(found: Launches, *, curves: bool, frontier: Sequence[SearchResult] = ()) -> Page:
     """Return the page of the best uniform plan of a search, or of an evaluated uniform plan.
 
     curves : True to search also plans for other batches and numbers of nodes.
+    frontier : results by memory budget.
     """
     one, question = found.engines[0], found.question
     solution = one.best
@@ -63,6 +63,7 @@ def answer_page(found: Launches, *, curves: bool) -> Page:
     none = [each for each in found.engines if each.best is None]
     refused = "".join(f"<p>{each.engine.title}: no plan: {each.reason}</p>" for each in none)
     sections = _alternatives(candidates, solution.choice, refused)
+    sections += _frontier(frontier)
     if curves:
         sections += _curves(question, one, solution)
     left_out = [f"{_ALIKE}; stragglers are one wait"]
@@ -133,8 +134,7 @@ def plan_page(
         for one in (result.alternatives if result is not None else ())
     ]
     sections = _alternatives(candidates, plan)
-    if len(frontier) > 1:
-        sections.append(Section(heading="Throughput by memory", content=_frontier(frontier)))
+    sections += _frontier(frontier)
     page = _page(
         priced.price,
         timeline,
@@ -404,13 +404,16 @@ def _alternatives(
     return [Section(heading="Alternatives", content=content)]
 
 
-def _frontier(frontier: Sequence[SearchResult]) -> str:
+def _frontier(frontier: Sequence[SearchResult]) -> list[Section]:
+    if len(frontier) < 2:
+        return []
     points, rows = [], []
     for result in frontier:
         if result.plan is None or result.prediction is None:
             continue
-        budget = result.prediction.stages[0].budget_bytes
-        line = one_line(result.plan)
+        budget = result.options["memory_constraint_bytes"]
+        assert isinstance(budget, int | float), "it is an option of every search"
+        line = result.words()
         rate = result.prediction.samples_per_s
         points.append(Point(x=budget / GIB, y=rate, words=f"{format_bytes(budget)}: {line}"))
         rows.append((format_bytes(budget), f"{rate:,.4g}", line))
@@ -421,7 +424,8 @@ def _frontier(frontier: Sequence[SearchResult]) -> str:
         y_label="samples/s",
     )
     listed = table(("budget", "samples/s", "plan"), rows, words=(2,))
-    return f'<div class="charts">{chart}</div>{listed}'
+    content = f'<div class="charts">{chart}</div>{listed}'
+    return [Section(heading="Throughput by memory", content=content)]
 
 
 def _curves(question: UniformRequest, best: EngineResult, solution: PricedRun) -> list[Section]:

@@ -54,10 +54,13 @@ class Pictures(NamedTuple):
 
         return said
 
-    def of_answer(self, answer: UniformResult, *, curves: bool) -> dict[Path, str]:
+    def of_answer(
+        self, answer: UniformResult, *, curves: bool, frontier: Sequence[SearchResult] = ()
+    ) -> dict[Path, str]:
         """Return the file contents for the best uniform plan of an answer; empty without a plan.
 
         curves : True to add plans for other batches and clusters to the page, by more searches.
+        frontier : best plans by memory budget.
         """
         best, one = answer.fastest, answer.best
         if not self.any or best is None or one is None:
@@ -65,7 +68,7 @@ class Pictures(NamedTuple):
         from search.show.pictures.answers import answer_page
 
         return self._files(
-            lambda: answer_page(answer, curves=curves),
+            lambda: answer_page(answer, curves=curves, frontier=frontier),
             lambda: _launch_trace(best.assessment, one.target, answer.question.title),
         )
 

@@ -1,0 +1,199 @@
+"""The result of a uniform search in the types of the Python interface.
+
+A uniform plan becomes a `Plan` with its run, and its assessment a `Prediction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from autopar.price.account import account_of
+from autopar.price.assessment import Assessment, Target
+from autopar.rates.accuracy import probability_faster
+from autopar.records import replace
+from autopar.run.of_plan import uniform_plan
+from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Prediction, StagePrediction
+from search.planning.layered.prediction import Alternative, SearchResult, SearchStats, Status
+from search.planning.uniform.answer import EngineResult, UniformResult
+from search.planning.uniform.best_first import PricedRun
+from search.planning.uniform.summary import price_of, words_of
+from search.request.options import option_record
+from search.request.request import Request
+
+
+class UniformSearchResult(SearchResult):
+    """Result of a search whose fastest plan is uniform, or that found no uniform plan.
+
+    `plan` is a `UniformPlan`. The settings that only uniform plans have are in its `run`.
+    """
+
+    found: UniformResult
+    """Results of the engines, the fastest first."""
+    request: Mapping[str, object]
+    """Options of the search as typed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that `--json` prints, without its header fields."""
+        # reports import results, so importing them here at run time avoids a cycle
+        found: dict[str, Any] = import_module("search.show.files").launch_result(
+            self.found, self.request
+        )
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per plan, best first: plan in words, step time (s), samples/s."""
+        words = ["", *(other.differs_by for other in self.alternatives)]
+        rows = super().rows()
+        return [row | {"plan": own or row["plan"]} for row, own in zip(rows, words, strict=False)]
+
+    def words(self, *, batch: bool = False) -> str:
+        """Return engine and plan in one line; batch : True to add the global batch."""
+        one, best = self.found.best, self.found.fastest
+        assert one is not None, "there is a plan"
+        assert best is not None, "its engine has a plan"
+        size = f", batch {best.choice.global_batch}" if batch else ""
+        return f"{one.engine.title}, {words_of(self.found.question, best)}{size}"
+
+
+def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
+    """Return the result of the uniform search of a request."""
+    question, one, best = found.question, found.best, found.fastest
+    searched = [each.solved for each in found.engines if each.solved is not None]
+    # a search that its time limit ended proves only this throughput
+    open_s = [each.least_s for each in searched if not each.complete and each.least_s]
+    rate = 0.0 if best is None else best.samples_per_s
+    bound = max([rate, *(1.0 / seconds for seconds in open_s)])
+    complete = all(each.complete for each in searched)
+    status: Status = "optimal" if complete else "time_limit"
+    if best is None and complete:
+        status = "infeasible"
+    efforts = [each.effort for each in searched]
+    memory = question.card.memory_bytes
+    return UniformSearchResult(
+        status=status,
+        plan=None if best is None else uniform_plan(best.run),
+        prediction=None if best is None or one is None else prediction_of(best, one.target),
+        bound_samples_per_s=bound,
+        gap=bound / rate - 1.0 if rate else 0.0 if complete else float("inf"),
+        alternatives=() if one is None else _alternatives(found, one),
+        infeasibility=_infeasibility(found) if status == "infeasible" else None,
+        defaults_used=question.assumed,
+        notes=(),
+        options=option_record(request.options, memory),
+        sources=(),
+        estimated=True,
+        stats=SearchStats(
+            states=sum(each.timed for each in efforts),
+            candidates=sum(each.choices for each in efforts),
+            opened=sum(each.opened for each in efforts),
+            cpu_s=found.cpu_s,
+            wall_s=found.cpu_s,
+        ),
+        engines=found.lines,
+        found=found,
+        request=request.given,
+    )
+
+
+def _alternatives(found: UniformResult, one: EngineResult) -> tuple[Alternative, ...]:
+    """Return the plans of an engine with other degrees."""
+    assert one.solved is not None, "the engine has a plan"
+    first, *others = one.solved.solutions
+    runs = first.assessment.runs
+    listed = []
+    for other in others:
+        step, share = other.assessment.step, first.samples_per_s / other.samples_per_s
+        assert step is not None, "every solution has a step time"
+        listed.append(
+            Alternative(
+                plan=uniform_plan(other.run),
+                step_time_s=step.total_s,
+                samples_per_s=other.samples_per_s,
+                bound_samples_per_s=other.samples_per_s,
+                differs_by=words_of(found.question, other),
+                probability_faster=None
+                if runs is None
+                else probability_faster(share, 1.0, runs.plan_spread),
+            )
+        )
+    return tuple(listed)
+
+
+def _infeasibility(found: UniformResult) -> Infeasibility:
+    """Return the missing memory of the plan nearest to fitting, or why no plan is legal."""
+    nearest = found.nearest
+    solved = nearest.solved
+    shortage = None if solved is None else solved.shortage
+    smallest = None if solved is None else solved.smallest
+    if shortage is None or smallest is None or shortage.host:
+        return Infeasibility(
+            stage=0,
+            num_stages=0,
+            missing_bytes=0,
+            smallest_budget_bytes=0,
+            reason=found.why_none,
+        )
+    missing = round(shortage.missing_bytes)
+    return Infeasibility(
+        stage=shortage.stage,
+        num_stages=smallest.choice.pp,
+        missing_bytes=missing,
+        smallest_budget_bytes=round(found.question.card.memory_bytes) + missing,
+        reason=found.why_none,
+    )
+
+
+def prediction_of(solution: PricedRun, target: Target) -> Prediction:
+    """Return step time and memory of every stage of a uniform plan.
+
+    The seconds of a stage are those of a micro-batch. Its `tail_s` is its optimizer step and the
+    exposed gradient reduction of the whole step.
+    """
+    assessment = _whole(solution.assessment)
+    price, step, run = price_of(assessment, target), assessment.step, assessment.run
+    assert step is not None, "a solution has a step time"
+    exposed = step.terms_s.get("gradients", 0.0)
+    stages = []
+    for stage, times in zip(price.stages, step.stages, strict=True):
+        time_s = {name: value for name, value in times.terms_s.items() if value}
+        sent = time_s.pop("transfer", 0.0)
+        forward = sum(value for name, value in times.forward_s.items() if name != "transfer")
+        stages.append(
+            StagePrediction(
+                stage=stage.stage,
+                forward_s=forward,
+                backward_s=sum(time_s.values()) - forward,
+                send_s=sent,
+                tail_s=times.optimizer_s + exposed,
+                allocated_bytes=round(stage.peak_bytes),
+                reserved_bytes=round(stage.reserved_bytes[1]),
+                odds_of_oom=stage.oom_probability,
+                budget_bytes=round(stage.budget_bytes),
+                in_flight=min(run.strategy.micro_batches, run.strategy.pp - stage.stage),
+                memory_bytes={name: round(size) for name, size in stage.terms_bytes.items()},
+                time_s=time_s,
+            )
+        )
+    return Prediction(
+        step_time_s=step.total_s,
+        samples_per_s=solution.samples_per_s,
+        # the step time is itself that of the replayed schedule
+        replay_s=step.total_s,
+        stages=tuple(stages),
+        legal=True,
+        fits=price.fits,
+        problems=price.problems if price.fits else (*price.problems, f"the plan {price.verdict}"),
+        waterfall_s={name: value for name, value in step.terms_s.items() if value},
+        step_time_interval_s=assessment.interval_s,
+        interval_of=(PUBLISHED_RUNS,),
+    )
+
+
+def _whole(found: Assessment) -> Assessment:
+    """Return an assessment with the memory of every stage; a search counts only the largest."""
+    counted = {one.stage: one for one in found.accounts}
+    stages = range(found.run.strategy.pp)
+    every = tuple(counted.get(at) or account_of(found.run, at) for at in stages)
+    return replace(found, accounts=every)
