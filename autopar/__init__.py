@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search import plan
     from search.closed_form.calculon import evaluate_many
-    from search.planning.layered.planner import Planner
     from search.planning.layered.prediction import SearchResult
+    from search.planning.planner import Planner
     from search.request.options import SearchOptions
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ _HOMES = {
     "Model": ("autopar.run.model", "ModelSpec"),
     "ModelProfile": ("autopar.run.model", "ModelProfile"),
     "Plan": ("autopar.run.plan", "Plan"),
-    "Planner": ("search.planning.layered.planner", "Planner"),
+    "Planner": ("search.planning.planner", "Planner"),
     "Prediction": ("autopar.run.plan", "Prediction"),
     "SearchOptions": ("search.request.options", "SearchOptions"),
     "SearchResult": ("search.planning.layered.prediction", "SearchResult"),

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
     from search.planning.layered.core import solve_stage
-    from search.planning.layered.planner import Planner
     from search.planning.layered.prediction import SearchResult
+    from search.planning.planner import Planner
     from search.request.options import SearchOptions
 
 __all__ = ["Planner", "SearchOptions", "SearchResult", "plan", "solve_stage"]
 
 _HOMES = {
-    "Planner": "search.planning.layered.planner",
+    "Planner": "search.planning.planner",
     "SearchOptions": "search.request.options",
     "SearchResult": "search.planning.layered.prediction",
     "solve_stage": "search.planning.layered.core",
@@ -40,23 +40,19 @@ def plan(
     hardware: str | HardwareProfile,
     **options: Any,
 ) -> SearchResult:
-    """Return the fastest plan of a model on a cluster; one search with `Planner`.
-
-    Its alternatives differ in stages or degrees of layers, like those of the command.
+    """Return the fastest plan of a model on a cluster: the answer of `autopar search`.
 
     Parameters
     ----------
     model : value of `--model`, or the two documents
     hardware : value of `--hardware` (`h100:4x8`, a shipped name, a directory), or the document
-    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB. As on the command line, the
-        memory constraint defaults to the memory of the device if it is known, and estimated times
-        to the mode `batch`.
+    options : options of the command with underscores, such as `global_batch_size`, or fields of
+        `SearchOptions`; `memory_constraint` in GiB. Defaults are those of the command.
 
     Raises
     ------
     InputError : an input or option is unusable.
     """
-    from search.planning.layered.planner import Planner, solve_by_family
+    from search.planning.planner import Planner
 
-    planner = Planner(model, hardware, **options)
-    return solve_by_family(planner, planner.options.top)
+    return Planner(model, hardware, **options).best()

@@ -296,12 +296,12 @@ def validate(options: object) -> None:
         parsed = row.parse is not None and not row.is_str
         if parsed or (value is None and row.optional):
             continue
-        checked = _checked(row, value)
-        if checked is not value:
-            object.__setattr__(options, row.field, checked)  # frozen, not made yet
+        own = checked(row, value)
+        if own is not value:
+            object.__setattr__(options, row.field, own)  # frozen, not made yet
 
 
-def _checked(row: Row, value: Any) -> Any:
+def checked(row: Row, value: Any) -> Any:
     """Return a Python value as stored in its field, or raise OptionError."""
     if row.kind == "choice":
         # Compare types first: an array equals nothing, and True must not match 1.

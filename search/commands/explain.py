@@ -13,7 +13,7 @@ from autopar.answer import Gain, RequestedPlan
 from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import InputError, OptionError, did_you_mean
+from autopar.errors import InputError, OptionError
 from autopar.records import replace
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
@@ -27,7 +27,6 @@ from search.commands.app import (
     working,
     write_pictures,
 )
-from search.engines.candidate import Constraints
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
 
@@ -175,6 +174,7 @@ def _explain_launch(
     from search.planning.uniform.answer import answer
     from search.planning.uniform.summary import priced_of
     from search.questions.given import given_launch
+    from search.request.interface import fixed_by_rule
     from search.show.files import against_entry
     from search.show.pictures.files import pictures_of
     from search.show.summary import SCREEN_WIDTH
@@ -187,7 +187,7 @@ def _explain_launch(
     given = given_launch(path, request.given, notice, request.output.price)
     shown, one = given.found, given.one
     question = shown.question
-    rules = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
+    rules = [(rule, fixed_by_rule(rule, question.fixed)) for rule in why_not]
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
@@ -281,39 +281,6 @@ def _options_of(rule: str) -> str:
         else:
             words.append(f"--{name} {shlex.quote(value)}")
     return " ".join(words)
-
-
-def _fixed(rule: str, fixed: Constraints) -> Constraints:
-    """Return the constraints of a search over uniform plans under a rule such as `tp=8,pp=2`.
-
-    fixed : constraints of the search that found the plan; only the precision is taken from them
-
-    Raises OptionError for an unknown name or an invalid value.
-    """
-    from search.request.degrees import DegreeOptions, fixed_of
-
-    known = {row.name: row for row in rows_of(DegreeOptions)}
-    typed: dict[str, object] = {}
-    for part in rule.split(","):
-        name, _, value = (text.strip() for text in part.partition("="))
-        name = name.replace("_", "-")
-        if name not in known or not value:
-            every = f"Use {', '.join(sorted(known))}"
-            hint = "" if name in known else did_you_mean(name, tuple(known), otherwise=every)
-            raise OptionError(
-                f"--why-not: expected degrees such as tp=8,pp=2, got {part!r:.60}", remedy=hint
-            )
-        # A command line gives flags without a value; another value is refused by the option.
-        typed[name] = value == "1" if known[name].flaglike and value in ("0", "1") else value
-    try:
-        asked = fixed_of(build_request(typed).degrees)
-    except OptionError as error:
-        raise OptionError(f"--why-not: {error.short}") from None
-    names = {name for name in Constraints.__struct_fields__ if getattr(asked, name) is not None}
-    if "precision" not in typed:
-        names.discard("precision")
-    whole = Constraints(precision=fixed.precision)
-    return replace(whole, **{name: getattr(asked, name) for name in names})
 
 
 def _check_rules(rules: Sequence[str]) -> None:

@@ -1,26 +1,29 @@
-"""Keyword arguments of the Python interface as search options, model and hardware documents.
+"""Keyword arguments of the Python interface as a request, or with documents in place of names.
 
 Module `request` reads command lines; its functions for input files and defaults are used here, too.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.documents.catalog import spelled_hardware
+from autopar.command.aliases import alias_tables
+from autopar.command.dialect import own_name
+from autopar.command.fields import Row, checked, rows_of, written
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import replace
-from autopar.units import GIB
-from search.request.options import SearchOptions
+from search.engines.candidate import Constraints
+from search.request.degrees import DegreeOptions, fixed_of, rules_of
+from search.request.options import OutputSpec, SearchOptions
 from search.request.profiles import named_card
 from search.request.request import (
     DEFAULT_HARDWARE,
     ROWS,
     InputSpec,
     Request,
+    build_request,
     check_memory,
     extended,
     fill_options,
@@ -33,42 +36,90 @@ if TYPE_CHECKING:
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
 
-_GIB_KEYS = {"memory_constraint_gib": "memory_constraint_bytes", "context_gib": "context_bytes"}
-_TUPLES = ("pin", "forbid")
+_ROWS = tuple(row for row in ROWS if row.field not in {one.field for one in rows_of(OutputSpec)})
+"""Options of a question: all options of a search but those of its output."""
+_TABLE = {row.name: row for row in _ROWS}
 
 
-def search_options(options: Mapping[str, Any]) -> SearchOptions:
-    """Return the search options of keyword arguments; raises OptionError for an invalid one.
+def request_of(model: str | None, hardware: str | None, options: Mapping[str, Any]) -> Request:
+    """Return the request of keyword arguments, which is that of the equal command line.
 
-    Keywords are the fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in
-    GiB. `pin` and `forbid` accept a single rule as a string, `calibration` accepts the path of its
-    file.
+    Keywords are the options of `autopar search` with underscores, other names of them that the
+    command accepts, or fields of `SearchOptions`. Values have the types of the fields;
+    `memory_constraint` is in GiB. A field of several values accepts one, and `calibration` the
+    path of its file.
+
+    Raises OptionError for an invalid value, or an unknown name, with the nearest known one.
     """
-    from autopar.documents.calibration import read_calibration
-
-    known = {field.name for field in dataclasses.fields(SearchOptions)}
-    chosen: dict[str, Any] = {}
+    raw: dict[str, Any] = {"model": model, "hardware": hardware}
+    document = options.get("calibration")
+    if isinstance(document, str | Path):
+        document = None
+    if document is not None:
+        options = {name: value for name, value in options.items() if name != "calibration"}
+        SearchOptions(calibration=document)  # for its check
+    spelled: dict[str, str] = {}
     for name, value in options.items():
-        key = _GIB_KEYS.get(name, name)
-        if key not in known:
-            names = (*known, *_GIB_KEYS)
-            hint = did_you_mean(name, names, otherwise="See search.SearchOptions")
-            raise OptionError(f"unknown option {name!r}", remedy=hint)
-        if key in chosen:
-            raise OptionError(f"{name}: also given in its other unit", remedy="Remove one of them")
-        # the keyword is in GiB, the field in bytes; SearchOptions rejects values that are no
-        # numbers
-        if name in _GIB_KEYS and isinstance(value, int | float) and not isinstance(value, bool):
-            value = value * GIB
-        if key in _TUPLES and isinstance(value, str):
-            value = (value,)
-        if key == "calibration" and isinstance(value, str | Path):
-            value = read_calibration(value)
-        chosen[key] = value
-    return SearchOptions(**chosen)
+        row, factor = _option(name)
+        if row.name in spelled:
+            other = spelled[row.name]
+            raise OptionError(f"{name}: also given as {other}", remedy="Remove one of them")
+        spelled[row.name] = name
+        if value is not None or not row.optional:
+            raw[row.name] = _value(row, value, factor)
+    request = build_request(raw)
+    given: dict[str, object] = {
+        name: value if isinstance(value, str) else written(_TABLE[name], value)
+        for name, value in request.given.items()
+    }
+    if document is not None:
+        given["calibration"] = "a document" if document.source is None else document.source.path
+        request = replace(request, options=replace(request.options, calibration=document))
+    return replace(request, given=given)
 
 
-def _check_documents(model: object, hardware: object) -> None:
+def _option(keyword: str) -> tuple[Row, float]:
+    """Return the option of a keyword, and the factor from its value to that of the field."""
+    for row in _ROWS:
+        if keyword == row.field:
+            return row, 1.0
+    found = _TABLE.get(own_name(keyword, _TABLE))
+    if found is None:
+        aliases = [name.replace("-", "_") for name in alias_tables().aliases]
+        names = [*(row.key for row in _ROWS), *(row.field for row in _ROWS), *aliases]
+        hint = did_you_mean(keyword, names, otherwise="See docs/guides/python.md")
+        raise OptionError(f"unknown option {keyword!r}", remedy=hint)
+    return found, found.scale
+
+
+def _value(row: Row, value: Any, factor: float) -> Any:
+    """Return a value for the field of an option; words that are parsed are returned as text.
+
+    Raises OptionError for another type.
+    """
+    if row.parse is not None or row.kind == "text":
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if not isinstance(part, str | Path):
+                raise OptionError(f"--{row.name}: expected a text, got {value!r:.60}")
+        return ",".join(map(str, parts))
+    single = {"ints": int, "texts": str}.get(row.kind)
+    # True is an int, but neither a degree nor a number of GiB
+    if isinstance(value, bool):
+        return checked(row, value)
+    if single is not None and isinstance(value, single) and row not in _LISTS:
+        value = (value,)
+    if factor != 1.0 and isinstance(value, int | float):
+        value = value * factor
+    return checked(row, value)
+
+
+_LISTS = tuple(row for row in _ROWS if row.name == "pp-division")
+"""Options of which a single value is no list: the layers of one stage do not divide a model."""
+
+
+def check_documents(model: object, hardware: object) -> None:
+    """Raise OptionError if model and hardware are neither names nor documents."""
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
 
@@ -95,29 +146,31 @@ def open_documents(
     Parameters
     ----------
     model, hardware : values as of `--model` and `--hardware`, or the documents themselves.
-    options : see `search_options`.
+    options : see `request_of`; degrees become rules, as of per-layer plans.
 
     Raises
     ------
     InputError : an input or option is unusable.
     """
-    chosen = search_options(options)
-    _check_documents(model, hardware)
-    if isinstance(hardware, str):
-        hardware = spelled_hardware(hardware)
-    if isinstance(model, str) or (isinstance(hardware, str) and named_card(hardware)):
-        inputs = InputSpec(
-            model=model if isinstance(model, str) else None,
-            # with a hardware document, do not search for measured files of another cluster
-            hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
-        )
-        inputs, places = with_places(inputs, chosen)
+    check_documents(model, hardware)
+    request = request_of(
+        model if isinstance(model, str) else None,
+        # with a hardware document, do not search for measured files of another cluster
+        hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
+        options,
+    )
+    if not (isinstance(model, str) and isinstance(hardware, str)):
+        _refuse_names(model, request)
+    request = extended(request, rules_of(request.degrees))
+    chosen, named = request.options, request.inputs.hardware
+    if isinstance(model, str) or (isinstance(hardware, str) and named_card(named)):
+        inputs, places = with_places(request.inputs, chosen)
         spec, profile, cluster = load_placed(inputs, chosen)
         unused = places.unused if isinstance(model, str) else ()
         profile = replace(profile, notes=(*profile.notes, *unused))
     elif isinstance(hardware, str):
         # only a card requires the model, which it estimates; measured clusters do not
-        cluster = measured_hardware(InputSpec(), hardware)
+        cluster = measured_hardware(InputSpec(), named)
     if not isinstance(model, str):
         spec, profile = model
     if not isinstance(hardware, str):
@@ -126,11 +179,26 @@ def open_documents(
         from search.planning.cost.engine_memory import with_memory_of
 
         profile = with_memory_of(chosen.memory_of, profile, spec, gpu=cluster.name)
-    # field names end with a unit, option names do not
-    given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
-    check_memory(chosen, given, cluster)
-    chosen, _ = fill_options(chosen, given, profile, cluster)
+    if request.inputs.calibration is not None:
+        from autopar.documents.calibration import read_calibration
+
+        chosen = replace(chosen, calibration=read_calibration(request.inputs.calibration))
+    check_memory(chosen, request.given, cluster)
+    chosen, _ = fill_options(chosen, request.given, profile, cluster)
     return spec, profile, cluster, chosen
+
+
+def _refuse_names(model: object, request: Request) -> None:
+    """Raise OptionError for options of a named model or an engine, where documents are given."""
+    if request.engine not in (None, "none"):
+        raise OptionError(
+            f"engine: {request.engine} needs the names of model and hardware, not documents",
+            remedy="Remove it",
+        )
+    sizes = {row.name for row in rows_of(InputSpec)} - {"model", "hardware", "calibration"}
+    for name in request.given:
+        if name in sizes and not isinstance(model, str):
+            raise OptionError(f"--{name}: the model is a document", remedy="Remove it")
 
 
 def changed(request: Request, changes: Mapping[str, Any]) -> Request:
@@ -141,3 +209,34 @@ def changed(request: Request, changes: Mapping[str, Any]) -> Request:
     names = {row.name for row in ROWS if row.field in changes}
     given = {name: value for name, value in request.given.items() if name not in names}
     return extended(replace(request, given=given), changes)
+
+
+def fixed_by_rule(rule: str, fixed: Constraints) -> Constraints:
+    """Return the constraints of a search over uniform plans under a rule such as `tp=8,pp=2`.
+
+    fixed : constraints of the search that found the plan; only the precision is taken from them
+
+    Raises OptionError for an unknown name or an invalid value.
+    """
+    known = {row.name: row for row in rows_of(DegreeOptions)}
+    typed: dict[str, object] = {}
+    for part in rule.split(","):
+        name, _, value = (text.strip() for text in part.partition("="))
+        name = name.replace("_", "-")
+        if name not in known or not value:
+            every = f"Use {', '.join(sorted(known))}"
+            hint = "" if name in known else did_you_mean(name, tuple(known), otherwise=every)
+            raise OptionError(
+                f"--why-not: expected degrees such as tp=8,pp=2, got {part!r:.60}", remedy=hint
+            )
+        # A command line gives flags without a value; another value is refused by the option.
+        typed[name] = value == "1" if known[name].flaglike and value in ("0", "1") else value
+    try:
+        asked = fixed_of(build_request(typed).degrees)
+    except OptionError as error:
+        raise OptionError(f"--why-not: {error.short}") from None
+    names = {name for name in Constraints.__struct_fields__ if getattr(asked, name) is not None}
+    if "precision" not in typed:
+        names.discard("precision")
+    whole = Constraints(precision=fixed.precision)
+    return replace(whole, **{name: getattr(asked, name) for name in names})

@@ -164,9 +164,9 @@ class FixedPlanner:
         self.asked.append(plan)
         return self.prediction
 
-    def frontier(self) -> list[SearchResult]:
+    def frontier(self, first: SearchResult | None = None) -> list[SearchResult]:
         """Return one point."""
-        return [self.result]
+        return [first or self.result]
 
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return a slower plan whose gradients take longer."""

@@ -21,7 +21,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import Infeasibility, Plan, Prediction, layer_problems
 from autopar.sources import Source
-from autopar.units import format_bytes
+from autopar.units import GIB, format_bytes
 from search.planning.cost.model import CostModel, PricedTables
 from search.planning.cost.tables import PlanTables, joined
 from search.planning.layered.core import (
@@ -47,7 +47,7 @@ from search.planning.space import (
     global_batches,
     parse_rules,
 )
-from search.request.interface import open_documents, search_options
+from search.request.interface import open_documents
 from search.request.options import SearchOptions, option_record, widest
 
 if TYPE_CHECKING:
@@ -134,6 +134,17 @@ def finite(tables: PlanTables) -> PlanTables:
 
 # --------------------------------------------------------------------------------------------------
 # Planner.
+
+
+def changes_of(
+    memory_bytes: float | None, memory_gib: float | None, top: int | None
+) -> dict[str, Any]:
+    """Return the changed fields of `SearchOptions`, whose class checks the values."""
+    if memory_bytes is None and memory_gib is not None:
+        is_number = isinstance(memory_gib, int | float) and not isinstance(memory_gib, bool)
+        memory_bytes = memory_gib * GIB if is_number else memory_gib
+    asked = {"memory_constraint_bytes": memory_bytes, "top": top}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 FRONTIER_STEPS = 64
@@ -231,13 +242,7 @@ class Planner:
 
         Raises OptionError for an invalid value.
         """
-        memory = memory_constraint_bytes
-        if memory is None and memory_constraint_gib is not None:
-            memory = search_options(
-                {"memory_constraint_gib": memory_constraint_gib}
-            ).memory_constraint_bytes
-        asked = {"memory_constraint_bytes": memory, "top": top}
-        changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
+        changes = changes_of(memory_constraint_bytes, memory_constraint_gib, top)
         # built for their checks, which are those of the command line
         options = replace(self.options, **changes) if changes else self.options
         for batch in global_batch_sizes or ():

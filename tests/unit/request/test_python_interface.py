@@ -39,7 +39,8 @@ def test_documents_are_enough() -> None:
 
     by_documents = search.plan(documents, hardware, settle_bsz=16)
 
-    assert by_documents.plan == search.plan("llama2-7b", "h100:1x8", settle_bsz=16).plan
+    by_names = search.plan("llama2-7b", "h100:1x8", global_batch_size=16, engine="none")
+    assert by_documents.plan == by_names.plan
 
 
 def test_another_budget_is_solved_on_the_same_tables() -> None:

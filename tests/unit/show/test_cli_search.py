@@ -15,6 +15,7 @@ from autopar.run.plan import Prediction
 from search.commands import explain as explain_cli, search as cli
 from search.engines.candidate import Constraints
 from search.planning.layered.prediction import SearchResult
+from search.request.interface import fixed_by_rule
 from search.show.files import plan_document
 from tests.unit.cli_results import (
     INFEASIBLE,
@@ -33,7 +34,9 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
         session = make_session(result, prediction)
-        monkeypatch.setattr("search.planning.session.open_session", lambda *_, **_more: session)
+        for module in ("session", "choose"):
+            name = f"search.planning.{module}.open_session"
+            monkeypatch.setattr(name, lambda *_, **_more: session)
         return session
 
     return use
@@ -176,7 +179,7 @@ def test_internal_error_is_one_sentence(
     def fail(*_: object, **_more: object) -> None:
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("search.planning.session.open_session", fail)
+    monkeypatch.setattr("search.planning.choose.open_session", fail)
     monkeypatch.delenv("AUTOPAR_DEBUG", raising=False)
 
     assert cli.run([]) == 1
@@ -260,4 +263,4 @@ def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixtu
 )
 def test_why_not_takes_switches(rule: str, field: str, value: bool) -> None:
     """A switch is 0 or 1, as behind the option of a search."""
-    assert getattr(explain_cli._fixed(rule, Constraints()), field) is value
+    assert getattr(fixed_by_rule(rule, Constraints()), field) is value
