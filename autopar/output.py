@@ -17,6 +17,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +33,39 @@ _PART = ".part"
 """Suffix of temporary names."""
 _NAME_BYTES = 100
 """Bytes of the file name that its temporary name repeats; file systems allow 255 bytes."""
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+"""Folder below which all files must be; None for no restriction."""
+
+
+class OutsideError(OptionError):
+    """A file is not below the only folder that may be written to (`only_below`)."""
+
+
+@contextlib.contextmanager
+def only_below(folder: Path) -> Iterator[None]:
+    """Within the block, writing files elsewhere than below `folder` raises OutsideError.
+
+    Symbolic links are resolved. Devices, pipes and open descriptors are not below any folder.
+    """
+    token = _FOLDER.set(Path(os.path.realpath(folder)))
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def refuse_outside(path: Path | str, option: str = "") -> None:
+    """Raise OutsideError for a file outside the folder of `only_below`, with its option if any."""
+    folder = _FOLDER.get()
+    if folder is None:
+        return
+    real = Path(os.path.realpath(path))
+    if real.is_relative_to(folder) and not _is_special(real) and not _is_special(Path(path)):
+        return
+    raise OutsideError(
+        f"{option} {path}: files are written only below {folder}".lstrip(),
+        remedy="Use a path in this folder",
+    )
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -122,6 +156,7 @@ class PendingFile:
     """
 
     def __init__(self, path: Path) -> None:
+        refuse_outside(path)
         self.asked = path
         """Path as given."""
         self.path = Path(os.path.realpath(path))

@@ -73,9 +73,11 @@ class _Rewriter:
         self.notices: list[str] = []
         self.first: dict[str, tuple[str, str]] = {}
         """Option -> spelling and value of its first appearance."""
-        self.literal = False
-        """True after `--`, where no word is an option."""
-        self.queue, switches = self._without_switches([self._long(word) for word in arguments])
+        place = arguments.index("--") if "--" in arguments else len(arguments)
+        self.literal = list(arguments[place:])
+        """`--` and the words after it, which are no options."""
+        typed = [self._long(word) for word in arguments[:place]]
+        self.queue, switches = self._without_switches(typed)
         self.unused = self._unused_sizes(switches) if switches else {}
         """Size option that is ignored in favour of the size of the model -> reason."""
 
@@ -87,12 +89,11 @@ class _Rewriter:
             if written is not None:
                 self._take_option(written, value)
                 continue
-            self.literal |= token == "--"
             self._take_word(token)
-        return self.words, self.notices
+        return self.words + self.literal, self.notices
 
     def _take_word(self, word: str) -> None:
-        if not self.literal and word[:1] == "-" and word != "-":
+        if word[:1] == "-" and word != "-":
             raise OptionError(f"{word}: unknown option", remedy="See --help")
         self.words.append(word)
 

@@ -19,7 +19,7 @@ from autopar.command.aliases import alias_tables
 from autopar.command.answers import OUTPUTS, answers_stdout, running, running_now
 from autopar.command.dialect import NO_FILE, own_name
 from autopar.command.fields import Kind, Row, rows_of
-from autopar.output import refuse_clashes
+from autopar.output import refuse_clashes, refuse_outside
 from autopar.records import Record, replace
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def _refuse_clashes(raw: Mapping[str, Any]) -> None:
         if isinstance(word, str) and word.lower() not in NO_FILE
     ]
     outputs = {f"--{name}": word for name, word in words if name in OUTPUTS}
+    for option, word in outputs.items():
+        refuse_outside(word, option)
     if outputs:
         inputs = (word for name, word in words if name not in OUTPUTS)
         refuse_clashes(outputs, files_among(inputs))

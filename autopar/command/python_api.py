@@ -280,7 +280,8 @@ def search(model: str, hardware: str, **options: Any) -> Answer:
 
 def check(*files: str | Path, **options: Any) -> Answer:
     """Return findings, memory and step time of launch scripts: `autopar check`."""
-    return ask("check", *map(str, files), **options)
+    # By name, because a word such as `--html=page.html` or `lr=1.sh` would be an option.
+    return ask("check", files=[str(one) for one in files], **options)
 
 
 def explain(
@@ -292,7 +293,7 @@ def explain(
 
     plan : a launch, plan or strategy file, or the answer of a search
     """
-    return _of_files("explain", [plan], why_not=why_not, **options)
+    return _of_files("explain", {"plan": plan}, why_not=why_not, **options)
 
 
 def compare(
@@ -302,20 +303,23 @@ def compare(
 
     first, second : launch or plan files, or answers of searches; `second` may be a trace
     """
-    return _of_files("compare", [first, second], **options)
+    return _of_files("compare", {"first": first, "second": second}, **options)
 
 
 def _of_files(
-    command: str, given: Sequence[str | Path | Mapping[str, Any]], **options: Any
+    command: str, given: Mapping[str, str | Path | Mapping[str, Any]], **options: Any
 ) -> Answer:
-    """Return the answer of a command for files; given answers are written to temporary files."""
+    """Return the answer of a command for files; given answers are written to temporary files.
+
+    given : file or answer by argument of the command
+    """
     with tempfile.TemporaryDirectory(prefix="autopar") as folder:
-        words = []
-        for place, one in enumerate(given, 1):
+        words = {}
+        for name, one in given.items():
             if isinstance(one, str | Path):
-                words.append(str(one))
+                words[name] = str(one)
                 continue
-            path = Path(folder) / f"plan{place}.json"
+            path = Path(folder) / f"{name}.json"
             document = dict(one)
             # Answers with plans contain the question in place of the `request` of plan files.
             if is_answer(document) and "request" not in document:
@@ -323,5 +327,5 @@ def _of_files(
                     name: value for name, value in document["question"].items() if name != "plan"
                 }
             path.write_text(json.dumps(document), encoding="utf-8")
-            words.append(str(path))
-        return ask(command, *words, **options)
+            words[name] = str(path)
+        return ask(command, **words, **options)

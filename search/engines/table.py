@@ -209,7 +209,9 @@ def _problem_of_script(file: Path) -> str | None:
 
     documents = (".json", ".yaml", ".yml", ".toml")
     with suppress(OSError):
-        if file.suffix.lower() not in documents and file.stat().st_size <= _MOST_BYTES:
+        # A pipe or a device has no size, and may have no end.
+        regular = file.is_file() and file.stat().st_size <= _MOST_BYTES
+        if regular and file.suffix.lower() not in documents:
             text = file.read_text("utf-8", "replace")
             return problem_of_text(f"{text}\n{' '.join(given_arguments())}")
     return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autopar.command.answers import OUTPUTS
 from autopar.command.dialect import own_names
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
 from autopar.command.options import Command
@@ -579,8 +580,10 @@ def located_request(
 
     Parameters are those of `stored_request`.
 
-    Raises DocumentError if an input file of the request is not on this machine.
+    Raises DocumentError if an input file is not on this machine, or an output file is named.
     """
+    for name in OUTPUTS & request.keys():  # reading a plan must not write
+        raise DocumentError(path, f"{name!r} writes a file", key="request", remedy="Remove it")
     found, notes = catalog.located_options(request, path, typed)
     catalog.require_inputs(found, path, typed)
     if notice is not None:

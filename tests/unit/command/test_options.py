@@ -396,3 +396,9 @@ def test_aliases_lead_to_options_of_commands() -> None:
             assert not set(table) & own, command.name
         assert len(set().union(*foreign)) == sum(map(len, foreign))
         assert family.flags <= set(family.ignored)
+
+
+def test_words_after_two_hyphens_are_no_options() -> None:
+    """A file may be called like an option, and `-o` is one after `--`."""
+    words = ["--", "--unknown", "mode=dryrun", "-o", "--"]
+    assert normalise(words, SMALL.rows) == (words, [])

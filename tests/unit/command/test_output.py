@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import OptionError
-from autopar.output import pending_file, refuse_clashes, safe_name, write_files, write_text
+from autopar.output import (
+    OutsideError,
+    only_below,
+    pending_file,
+    refuse_clashes,
+    safe_name,
+    write_files,
+    write_text,
+)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -217,3 +225,23 @@ def test_a_part_of_a_name_means_nothing_to_a_shell(text: str, name: str) -> None
 def test_long_parts_of_names_stay_different() -> None:
     names = {safe_name(200 * "a" + end, most=40) for end in ("b", "c")}
     assert [len(name) for name in names] == [40, 40]
+
+
+def test_a_folder_limits_all_writers(tmp_path: Path) -> None:
+    """Links are followed before the path is judged; afterwards the limit is gone."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "out").symlink_to(tmp_path)
+    (inside / "file").symlink_to(tmp_path / "file")
+    (tmp_path / "in").symlink_to(inside)
+    os.mkfifo(inside / "pipe")
+    with only_below(inside):
+        for path in ("../a", "out/a", "file", "pipe"):
+            with pytest.raises(OutsideError):
+                write_text(inside / path, "new")
+        with pytest.raises(OutsideError):
+            write_files({inside / "a": "new", Path("/dev/null"): "new"})
+        write_text(tmp_path / "in" / "new" / "b", "new")
+    assert left_in(tmp_path) == ["in", "inside"]
+    assert left_in(inside) == ["file", "new", "out", "pipe"]
+    write_text(tmp_path / "a", "new")
