@@ -115,12 +115,12 @@ def run_subcommand(name: str) -> None:
     """Run a command of the table with the arguments of the process, and end the process."""
     command, module, _ = SUBCOMMANDS[name]
     if module.startswith("search."):
-        _start_quickly()
+        start_quickly()
     speaks = name not in _RANKS or os.environ.get("RANK", "0") == "0"
     enter(command, module, speaks=speaks)
 
 
-def _start_quickly() -> None:
+def start_quickly() -> None:
     """Avoid start-up costs that exceed the time of most searches."""
     # NumPy's threads spin while they wait for work, and planning has no work for them. A value set
     # by the user is kept.
