@@ -54,13 +54,16 @@ def only_below(folder: Path) -> Iterator[None]:
         _FOLDER.reset(token)
 
 
-def refuse_outside(path: Path | str, option: str = "") -> None:
-    """Raise OutsideError for a file outside the folder of `only_below`, with its option if any."""
+def is_outside(path: Path | str) -> bool:
+    """Return True if `only_below` excludes a path: files there are not written or quoted."""
     folder = _FOLDER.get()
-    if folder is None:
-        return
-    real = Path(os.path.realpath(path))
-    if real.is_relative_to(folder) and not _is_special(real) and not _is_special(Path(path)):
+    return folder is not None and not Path(os.path.realpath(path)).is_relative_to(folder)
+
+
+def refuse_outside(path: Path | str, option: str = "") -> None:
+    """Raise OutsideError for a file that `only_below` excludes, with its option if any."""
+    folder = _FOLDER.get()
+    if folder is None or not (is_outside(path) or _is_special(Path(path))):
         return
     raise OutsideError(
         f"{option} {path}: files are written only below {folder}".lstrip(),

@@ -62,7 +62,8 @@ TOOLS: dict[str, Tool] = {
         Tool(
             name="search",
             asks="search",
-            text="Find the fastest plan of a model on a cluster that fits in memory.",
+            text="Find the fastest plan that fits in memory, of a model (list_models) on a cluster "
+            "of cards (list_cards).",
             required=("model", "hardware"),
             listed=(
                 *("global_batch_size", "seq_length", "micro_batch_size", "engine", "precision"),

@@ -31,7 +31,7 @@ from autopar.limits import (
     refuse_many_values,
     too_many_digits,
 )
-from autopar.output import Aside, write_files
+from autopar.output import Aside, is_outside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 
 
@@ -95,9 +95,8 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         start = text.lstrip()[:40].partition("\n")[0]
         if start[0] not in "[{":
-            raise DocumentError(
-                path, f"this is not a JSON file: it begins with {shorten(start)}", remedy=remedy
-            ) from None
+            begins = "" if is_outside(path) else f": it begins with {shorten(start)}"
+            raise DocumentError(path, f"this is not a JSON file{begins}", remedy=remedy) from None
         # An error after the last character means that something is missing there.
         end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
         # Python 3.13 points at a trailing comma, earlier releases behind it.

@@ -114,7 +114,8 @@ class Tool(Record):
         elif row.flaglike:
             found["type"] = "boolean"
         elif row.kind == "texts":
-            found |= {"type": "array", "items": {"type": "string"}}
+            text = {"type": "string"}
+            found["anyOf"] = [text, {"type": "array", "items": text}]
         else:
             found["type"] = "string"
         return found
@@ -265,6 +266,10 @@ def _document(name: str, value: Any) -> Any:
     """Return a path or an object for an argument that accepts both; raises RefusedError."""
     found = _parsed(value)
     if isinstance(found, dict) and found:
+        try:
+            json.dumps(found)
+        except (ValueError, RecursionError):  # integers of thousands of digits, or too deep
+            raise _unusable(name, "the answer of search", value) from None
         return found
     if not isinstance(value, str):
         raise _unusable(name, "a path or the answer of search", value)

@@ -41,7 +41,7 @@ from autopar.errors import (
     shortened,
     with_remedy,
 )
-from autopar.output import OutsideError, only_below
+from autopar.output import OutsideError, is_outside, only_below
 
 _IMPORTED = (
     *(f"search.commands.{name}" for name in ("search", "check", "explain", "compare")),
@@ -87,10 +87,12 @@ def outcome_of(tool: Tool, given: Mapping[str, Any], folder: Path) -> Outcome:
 
 def _failed(tool: Tool, given: Mapping[str, Any], error: Exception, folder: Path) -> Outcome:
     text = describe_failure(error).text
+    # The path of a document may be in another document, such as a plan.
     read = [_named(error.path)] if isinstance(error, DocumentError) else []
-    root = os.path.realpath(folder)
-    if any(not Path(os.path.realpath(one)).is_relative_to(root) for one in read + _files(given)):
-        text = _without_quotes(error, text)
+    if not isinstance(error, RefusedError):
+        with only_below(folder):
+            if any(map(is_outside, read + _files(given))):
+                text = _without_quotes(error, text)
     if isinstance(error, OptionError):
         text = spelled(text, tool.rows)
     text = shortened(_named(text), _MESSAGE)
@@ -110,15 +112,20 @@ def _named(text: str) -> str:
 
 def _files(value: Any) -> list[str]:
     """Return the texts in a JSON value that name existing files."""
-    if isinstance(value, str):
-        return files_among([value])
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [path for one in inner for path in _files(one)]
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            found += files_among([one])
+        elif isinstance(one, dict | list):
+            waiting += one.values() if isinstance(one, dict) else one
+    return found
 
 
 def _without_quotes(error: Exception, text: str) -> str:
     """Return a message without the words that it quotes, which may be content of a file."""
-    hidden = r"\1... (content of a file outside the folder of the server)"
+    hidden = r"\1... (not quoted: a file is outside the folder of the server)"
     if not isinstance(error, AutoparError):
         return re.sub(r"""^([^'"]*)['"].*""", hidden, text, flags=re.DOTALL)
     problem = re.sub(r"""^([^'"]*)['"].*""", hidden, error.problem, flags=re.DOTALL)
@@ -232,7 +239,8 @@ def _work(
     signal.alarm(math.ceil(seconds + 2 * _GRACE_S))
     start_quickly()
     os.chdir(folder)
-    tempfile.tempdir = temporary
+    tempfile.tempdir = os.environ["MPLCONFIGDIR"] = temporary
+    sys.dont_write_bytecode = True
     sending.send(tuple(call()))
 
 

@@ -43,6 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (outside / "page.html").write_text("theirs")
     (outside / "secret").write_text(f"password = '{SECRET}'\n")
     (outside / "secret.json").write_text(json.dumps({"model_type": SECRET, "tp": SECRET}))
+    (outside / "bare.json").write_text(SECRET)
     (outside / "secret.yaml").write_text(f"a: [{SECRET}\n  b: : '{SECRET}'\n")
     (outside / "train.sh").write_text(SCRIPT)
     (work / "link").symlink_to(outside)
@@ -181,11 +182,16 @@ def ignored_calls() -> Iterator[Call]:
     yield "check", {**CHECK, "detail": [7]}, "unusable-value"
     yield "explain", {"plan": {}}, "unusable-value"
     yield "explain", {"plan": [1]}, "unusable-value"
+    yield "explain", {"plan": {"a": 10**5000}}, "unusable-value"
+    deep: dict[str, Any] = {}
+    for _ in range(20_000):
+        deep = {"a": deep}
+    yield "explain", {"plan": {**PLAN, "launch": deep}}, "unusable-value"
 
 
 def reading_calls(outside: Path) -> Iterator[Call]:
     """Yield calls that would quote a file outside the folder, or never end."""
-    for name in ("secret", "secret.json", "secret.yaml"):
+    for name in ("secret", "secret.json", "secret.yaml", "bare.json"):
         path = f"{outside}/{name}"
         yield "check", {**CHECK, "files": [path]}, "document"
         yield "search", {**SEARCH, "model": path}, "document"
@@ -194,6 +200,7 @@ def reading_calls(outside: Path) -> Iterator[Call]:
         yield "explain", {"plan": path}, "document"
         request = {"model": path, "hardware": "a100-80gb:1x8"}
         yield "explain", {"plan": {**PLAN, "request": request}}, "document"
+        yield "check", {**CHECK, "files": ["train.sh", path]}, "answer"
     for path in ("pipe", "/dev/zero"):
         yield "check", {**CHECK, "files": [path]}, "document"
         yield "compare", {"first": path, "second": path}, "refused"
