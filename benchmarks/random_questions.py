@@ -1,7 +1,8 @@
 """Random questions: each answer is exported, read back and checked, as a user would do.
 
-`python -m benchmarks.random_questions [--questions 600] [--seed 1] [--part 1/2]` draws questions
-about shipped models, clusters of cards, engines and batches. For every proven answer:
+`python -m benchmarks.random_questions [--questions 600] [--seed 1] [--part 1/2] [--adapters]` draws
+questions about shipped models, clusters of cards, engines and batches; with `--adapters` about LoRA
+and QLoRA on one node. For every proven answer:
 - `autopar check` must read the output of `autopar export` with the price of the search, in time and
   in the memory of every stage;
 - `autopar check` must find no launch next to it that fits and is faster: the search has proven
@@ -32,6 +33,15 @@ CLUSTERS = ("h100:1x8", "h100:2x8", "h100:4x8", "h100:8x8", "a100-80gb:2x8", "a1
             "gb200:4x4", "b200:2x8")  # fmt: skip
 ENGINES = ("megatron", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines to draw from; Megatron-LM twice, because most questions are about it."""
+NODES = ("h100:1x8", "h100:1x4", "a100-80gb:1x8", "a100-40gb:1x8", "l40s:1x8", "l40s:1x4",
+         "a10g:1x4", "a10g:1x8", "rtx-4090:1x2", "rtx-4090:1x8", "h200:1x8",
+         "b200:1x8")  # fmt: skip
+"""Clusters of questions about adapters."""
+TUNED = (*MODELS, "qwen3-8b", "qwen3-32b", "qwen2.5-72b", "mistral-7b", "phi-4", "llama2-13b",
+         "glm-4.5-air", "gemma-3-27b")  # fmt: skip
+"""Models of questions about adapters."""
+BASES = ("", "", "nf4", "nf4", "int8")
+"""Precisions of frozen weights to draw from; empty: 16 bits, without the option."""
 SAME = 1e-9
 """Relative difference below which two times are equal: sums in another order."""
 
@@ -52,6 +62,27 @@ def drawn(seed: int) -> dict[str, str]:
     return asked
 
 
+def drawn_adapters(seed: int) -> dict[str, str]:
+    """Return the options of a question about LoRA or QLoRA on one node."""
+    rng = random.Random(seed)
+    asked = {
+        "model": rng.choice(TUNED),
+        "hardware": rng.choice(NODES),
+        "engine": rng.choice((*ENGINES[1:], "any")),
+        "global-batch-size": str(rng.choice((8, 16, 64, 128))),
+        "seq-length": str(rng.choice((1024, 2048, 4096, 8192))),
+        "lora": str(rng.choice((1, 4, 8, 10, 16, 32, 64, 256))),
+    }
+    base = rng.choice(BASES)
+    if base:
+        asked["lora-base"] = base
+    if rng.random() < 0.15:
+        asked["optimizer"] = rng.choice(("adam8bit", "adam-bf16"))
+    if rng.random() < 0.1:
+        asked["offload-optimizer"] = "1"
+    return asked
+
+
 def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of one question: its outcome, and errors of its answer."""
     plan, files = folder / "plan.json", folder / "exported"
@@ -66,7 +97,7 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
     predicted = found["launch"]["predicted"]
     yield "answered", found["launch"]["engine"]
     try:
-        export = ask("export", str(plan), to=asked["engine"], out=str(files), force=True).to_dict()
+        export = ask("export", str(plan), out=str(files), force=True).to_dict()
     except AutoparError as error:
         yield "not exported", str(error)
         return
@@ -117,13 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=600, help="how many [600]")
     parser.add_argument("--seed", type=int, default=1, help="of the first question [1]")
+    parser.add_argument("--adapters", action="store_true", help="ask about LoRA and QLoRA")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th question, from the I-th")
     asked = parser.parse_args(arguments)
     part, parts = map(int, asked.part.split("/"))
     kinds: Counter[str] = Counter()
     home = Path.cwd()
     for number in range(part - 1, asked.questions, parts):
-        question = drawn(asked.seed + number)
+        question = (drawn_adapters if asked.adapters else drawn)(asked.seed + number)
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
             os.chdir(folder)
             try:

@@ -21,6 +21,7 @@ Target = Literal["query", "key", "value", "projection", "fc1", "fc2", "expert_fc
 """Matrix that can have an adapter: of attention, of a dense MLP or shared expert, of routed
 experts. `fc1` includes all matrices before the activation."""
 TARGETS: tuple[Target, ...] = get_args(Target)
+DENSE_TARGETS: tuple[Target, ...] = ("query", "key", "value", "projection", "fc1", "fc2")
 BaseKind = Literal["16 bits", "int8", "nf4"]
 """Precision of frozen matrices: 16 bits as in computation, or quantised by bitsandbytes."""
 
@@ -41,7 +42,7 @@ class Adapters(Record):
     """
 
     rank: int = 32
-    targets: frozenset[Target] = frozenset({"query", "key", "value", "projection", "fc1", "fc2"})
+    targets: frozenset[Target] = frozenset(DENSE_TARGETS)
     fused: bool = False
     """True if queries, keys and values share one adapter, and so do both halves of a gated MLP,
     where the engine has one matrix (Megatron's `linear_qkv`, `linear_fc1`)."""

@@ -31,7 +31,7 @@ from search.commands.app import (
     working,
     write_results,
 )
-from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
+from search.engines.table import EXPORTERS, IMPORTERS, WRITERS, writer_of
 from search.request.options import PANELS
 from search.request.profiles import named_card
 from search.request.request import FILLS, Request, build_request, stored_request
@@ -317,7 +317,7 @@ def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Pa
     request = build_request(raw)
     refuse_options_of_plans(own.plan, request)
     stored = launch_in(own.plan, request.given, _notice)
-    engine = own.to or stored.engine
+    engine = own.to or writer_of(stored.engine, stored.run)
     if engine not in WRITERS:
         raise OptionError(
             f"--to {engine}: needs a per-layer plan, and {own.plan} is a uniform plan",

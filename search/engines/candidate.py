@@ -27,7 +27,7 @@ from autopar.run.strategy import (
     Strategy,
     recomputing,
 )
-from autopar.training.adapters import Adapters, BaseKind
+from autopar.training.adapters import DENSE_TARGETS, TARGETS, Adapters, BaseKind
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Precision of GEMMs: 16 bits; 8 bits with a scale per tensor, per block of 128, or per 32
@@ -255,8 +255,6 @@ class TrainingSettings(Record):
 
 
 TRAINING = (
-    Rule("training.adapters", ("engine", "adapters"),
-         lambda engine, adapters: (engine == "torchtitan") * adapters, "{engine} has no adapters"),
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
          "{engine} has no block-scaled 8-bit Adam"),
@@ -273,7 +271,7 @@ TRAINING = (
          (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
          "DeepSpeed offloads a fraction of the states only with ZeRO-3"),
 )  # fmt: skip
-"""Rules on adapters and optimizer. Further rules are in the folders of the engines."""
+"""Rules on the optimizer. Rules on adapters are in the folders of the engines."""
 
 
 def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
@@ -287,7 +285,6 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         {
             "engine": engine,
             "optimizer": training.optimizer,
-            "adapters": training.lora_rank is not None,
             "offload": training.offload,
             "zero": zero,
         },
@@ -310,10 +307,14 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         )
     adapters = None
     if training.lora_rank is not None:
+        # Megatron-Bridge finds modules by name, so that MLP targets include the experts.
+        experts = not torch and run.model.experts is not None
         adapters = Adapters(
             rank=training.lora_rank,
+            targets=frozenset(TARGETS if experts else DENSE_TARGETS),
             base=BASES[training.lora_base],
             # Megatron-LM fuses query, key and value projections, and gate and up projections.
             fused=not torch,
+            shared_by_experts=experts,
         )
     return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))

@@ -38,6 +38,8 @@ class Engine(Record):
     the model or the layer partition of the run."""
     starts: tuple[str, ...] = ()
     """Names of other engines whose runs can be exported to this engine."""
+    tuner: str = ""
+    """Name of the engine whose files train adapters; empty: the engine itself, or none."""
     spaces: Callable[[], Any] | None = None
     """Function () -> search spaces of uniform plans: an `EngineSpace` per variant of the engine."""
     lower: Callable[..., Any] | None = None

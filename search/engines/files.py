@@ -65,7 +65,7 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
         # another result and needs several times the memory.
         raise InputError(
             f"cannot export LoRA for {title}: it has no adapter arguments",
-            remedy="Use --engine accelerate or deepspeed",
+            remedy=f"Use --to {own.tuner}" if own.tuner else "",
         )
     return ExportedRun(
         engine=engine,
@@ -83,18 +83,6 @@ def _draft(engine: Engine, run: Run, place: ExportTarget) -> Draft:
     assert engine.write is not None, "launches are written for it"
     draft: Draft = engine.write(run, place)
     return draft
-
-
-def unwritten(run: Run, *, engine: str, place: ExportTarget) -> str:
-    """Return the reason why a run cannot be exported to an engine; empty if it can.
-
-    The files are not read back, so the constraints of the engine are not checked (see `written`).
-    """
-    try:
-        _draft(engine_named(engine), run, place)
-    except InputError as error:
-        return str(error)
-    return ""
 
 
 def read_back(draft: Draft, run: Run, title: str) -> Run:

@@ -7,7 +7,7 @@ module contains the types and functions common to all engines.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -31,8 +31,10 @@ from autopar.run.runtime import (
 )
 from autopar.run.strategy import ContextKind, Split, Strategy, uniform_layers
 from search.engines.candidate import (
+    BASES,
     FULL,
     NONE,
+    BaseName,
     Candidate,
     Dispatcher,
     Precision,
@@ -127,6 +129,11 @@ class EngineSpace(Record):
     """Function (context, candidate) -> run; raises RuleError for an illegal one."""
     rules: tuple[Rule, ...]
     """Constraints of the engine, except divisibility of degrees, over the values of `values_of`."""
+    writable: tuple[Rule, ...] = ()
+    """Rules on what files of the engine's release can say, over the values of `said`. Runs that
+    were read from files are exempt."""
+    said: Callable[[EngineContext], Mapping[str, Any]] = lambda job: {}
+    """Function (context) -> values of `writable` by name."""
     left_out: tuple[str, ...]
     """Features of the engine that are not searched, with the option that uses them, if any."""
 
@@ -174,7 +181,37 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "gpu": job.gpu,
         "nvlinked": nvlinked(job.gpu),
         "one_queue": needs_one_queue(job.gpu),
+        "model_name": job.name,
+        **adapter_values(job.training.lora_rank or 0, job.training.lora_base),
     }
+
+
+def adapter_values(rank: int, base: BaseName) -> dict[str, Any]:
+    """Return the values that rules on adapters read; rank : 0 without adapters."""
+    return {"lora_rank": rank, "lora_base": base}
+
+
+def refuse_adapters(rules: Sequence[Rule], run: Run) -> Run:
+    """Return a run of a file; raises RuleError with the rules on adapters that it breaks.
+
+    rules : all rules of its engine; those on adapters are evaluated.
+    """
+    adapters, split, experts = run.runtime.adapters, run.split, run.model.experts
+    if adapters is None:
+        return run
+    words = {kind: word for word, kind in BASES.items()}
+    values = {
+        **adapter_values(adapters.rank, words[adapters.base]),
+        "tp": split.tp,
+        "cp": split.cp,
+        "etp": split.etp,
+        "zero": split.zero,
+        "experts": 0 if experts is None else experts.number,
+        "tp_overlap": run.runtime.overlap.tensor,
+    }
+    own = [rule for rule in rules if {*rule.over} & {*adapter_values(0, "bf16")}]
+    refuse([rule for rule in own if rule.level == "illegal"], values)
+    return run
 
 
 def _has_window(model: Model) -> bool:
@@ -319,10 +356,24 @@ PLAIN_RULES = (
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:
          (experts > 0) * (etp != tp),
          "etp({etp}) must be tp({tp}): no separate expert tensor degree"),
+    # `Params4bit` and `Int8Params` of bitsandbytes pack a matrix with its scales.
+    Rule("transformers.base-tensor", ("lora_base", "tp"), lambda base, tp:
+         (base != "bf16") * (tp > 1), "tensor ranks cannot split weights in {lora_base}"),
+    # transformers 5 has the experts of a layer in one tensor, and bitsandbytes replaces
+    # `nn.Linear` alone (bitsandbytes-foundation/bitsandbytes#1849).
+    Rule("transformers.base-experts", ("lora_base", "experts"), lambda base, experts:
+         (base != "bf16") * (experts > 0), "bitsandbytes keeps experts in 16 bits, not in "
+         "{lora_base}", level="unpriced"),
 )  # fmt: skip
 """Rules of engines that train models of Hugging Face transformers."""
 
 
+CONFIGURED = (
+    Rule("transformers.model", ("model_name", "unwritable"), lambda name, parts: parts != "",
+         "no config.json can be written for {model_name}: it has {unwritable}",
+         "Use the Hugging Face name of the model, with its owner"),
+)  # fmt: skip
+"""Rule on the models that arguments of Hugging Face's Trainer can name."""
 TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", loss_parallel=False)
 """Kernels of Hugging Face transformers layers, for accelerate and DeepSpeed."""
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from autopar.documents.checks import kind_of
 from autopar.errors import DocumentError, InputError
-from autopar.records import shorten
+from autopar.records import replace, shorten
 from search.engines.engine import Engine, function_of, value_of
 
 if TYPE_CHECKING:
+    from autopar.run.run import Run
     from autopar.run.runtime import PrecisionKind
     from search.engines.reader import CheckedFile
     from search.engines.space import EngineSpace
@@ -66,6 +67,7 @@ ENGINES: tuple[Engine, ...] = (
         "Megatron-LM",
         "megatron",
         "script, YAML or JSON",
+        tuner="megatron-bridge",
         imports=function_of("megatron.plan.import_megatron"),
     ),
     Engine(
@@ -104,6 +106,12 @@ def engine_named(name: str) -> Engine:
     return _with_name(name, ENGINES)
 
 
+def writer_of(name: str, run: Run) -> str:
+    """Return the engine whose files train a run of the engine with a name of ENGINES."""
+    tuner = engine_named(name).tuner if run.runtime.adapters is not None else ""
+    return tuner or name
+
+
 # --------------------------------------------------------------------------------------------------
 # Search spaces of engines with one set of degrees.
 
@@ -120,7 +128,14 @@ def spaces() -> tuple[EngineSpace, ...]:
 
 def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:
     """Return all variants of the space of an engine, with eager and with compiled layers."""
-    return tuple(one for one in _variants() if one.name == space.name)
+    own = (one for one in _variants() if one.name == space.name)
+    return tuple(replace(one, title=space.title) for one in own)
+
+
+def tuning(space: EngineSpace) -> EngineSpace:
+    """Return the space of an engine with the title of the engine that trains its adapters."""
+    tuner = engine_named(space.name).tuner
+    return replace(space, title=engine_named(tuner).title) if tuner else space
 
 
 def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:

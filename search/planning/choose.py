@@ -7,13 +7,14 @@ Options that define a space of per-layer plans select the planner of such plans
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
+from autopar.run.rules import broken
 from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
 from search.planning.layered.parts import ChosenPlans, choose, choose_any
@@ -148,19 +149,8 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
-    from autopar.run.strategy import chunks_of_sizes
-    from search.engines.candidate import Candidate
-    from search.engines.exporter_types import ExportTarget
-    from search.engines.files import unwritten
-    from search.engines.space import run_of
-
-    model = question.job.model
-    choice = Candidate(
-        zero=engine.zero[-1], chunks=chunks_of_sizes([model.num_layers], 1, mtp=model.mtp)
-    )
-    run = run_of(engine, replace(question.job, world=1), choice)
-    place = ExportTarget(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
-    return unwritten(run, engine=cast(Any, engine.name), place=place)
+    values = {**question.job.values, **engine.said(question.job)}
+    return ". ".join(one.text for one in broken(engine.writable, values))
 
 
 def _unnamed(request: Request) -> str:

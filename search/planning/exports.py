@@ -37,7 +37,7 @@ from search.engines.plans import (
     space_of,
 )
 from search.engines.space import EngineSpace, run_of
-from search.engines.table import EXPORTERS, engine_named, engine_space
+from search.engines.table import EXPORTERS, engine_named, engine_space, writer_of
 from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import target_of
@@ -151,7 +151,8 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     target = target_of(question, own)
     assessment = assess(run, target)
-    if engine != stored.engine and stored.engine not in engine_named(engine).starts:
+    is_own = engine in (stored.engine, writer_of(stored.engine, stored.run))
+    if not is_own and stored.engine not in engine_named(engine).starts:
         converted_to, other = _of_other(stored, engine)
         run, losses = converted_to.run, converted_to.losses
         after = assess(run, target_of(question, other))
@@ -167,7 +168,7 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
     # for another engine, `changes` contains the time
-    if engine == stored.engine and assessment.step is not None:
+    if is_own and assessment.step is not None:
         rates = assessment.throughput
         samples_per_s = stored.choice.global_batch / assessment.step.total_s
     too_large = _too_large(assessment, target)
@@ -182,7 +183,7 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         notes=found.notes,
         losses=losses,
         # losses need `--allow-approx` only on another engine
-        lossy=bool(losses) and engine != stored.engine,
+        lossy=bool(losses) and not is_own,
         changes=changes,
         too_large=too_large,
         price=price,

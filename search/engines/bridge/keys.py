@@ -257,6 +257,7 @@ UNPRICED_KEYS: Mapping[str, Unpriced] = {
     **{f"dataset.{name}": Unpriced("packed samples", off=("0", "false", "none", "null", "-1"))
        for name in ("packed_sequence_size", "packed_sequence_specs.packed_sequence_size",
                     "offline_packing_specs.packed_sequence_size", "enable_in_batch_packing",
+                    "enable_offline_packing",
                     "pack_sequences_in_batch")},
     **{f"optimizer.{name}": Unpriced("states of another type", off=(
         "", "null", "none", "fp32", "float32", "torch.float32"))

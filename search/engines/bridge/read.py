@@ -33,6 +33,7 @@ from search.engines.bridge.keys import (
     argument_settings,
 )
 from search.engines.bridge.recipes import (
+    PACKS,
     Recipe,
     Settings,
     layout_of,
@@ -41,6 +42,8 @@ from search.engines.bridge.recipes import (
     precision_settings,
 )
 from search.engines.megatron.read import ReadRun, read_run
+from search.engines.megatron.rules import ADAPTERS
+from search.engines.space import refuse_adapters
 from search.engines.text import Command, Configuration
 
 _PROGRAMS = re.compile(
@@ -220,8 +223,10 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             row = UNPRICED_ARGUMENTS.get(name)
             known = name in ARGUMENTS if row is None else row.is_off(values)
             ignored.append(_ignored(spelled, values, row, known))
-    keys = frozenset(key for one in (*given, *others) for key in one.settings)
-    recipe, notes, unpriced = _recipe_of(text, command.program, keys)
+    own = {key: value for one in (*given, *others) for key, value in one.settings.items()}
+    recipe, notes, unpriced = _recipe_of(text, command.program, frozenset(own))
+    if unpriced is None and own.get(PACKS, recipe.settings.get(PACKS)):
+        unpriced = f"{recipe.name} packs samples, which are not counted: add {PACKS}=false"
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+[0-9]+)_", text.get("recipe", ""))
     file = BridgeFile(
@@ -285,14 +290,14 @@ def _recipe_of(
     """
     task = text.get("task", text.get("mode", "pretrain"))
     unpriced = None
-    if task != "pretrain":
+    if task not in ("pretrain", "lora") or (task == "lora" and "recipe" not in text):
         unpriced = f"--task {task} trains adapters or task samples, whose memory is unknown"
     if text.get("domain", "llm") != "llm":
         unpriced = f"--domain {text['domain']} has other models than decoders of text"
     if "recipe" in text or "model" in text:
         name = text.get("recipe", f"{text.get('model', '')}_pretrain_config")
         recipe = named_recipe(name.rpartition(".")[2])
-        if recipe.kind == "tuning" and unpriced is None:
+        if recipe.kind == "tuning" and not recipe.settings and unpriced is None:
             unpriced = f"{name} trains adapters or task samples, whose memory is unknown"
         return recipe, (), unpriced
     model = text.get("model_recipe_name", "")
@@ -594,7 +599,7 @@ def run_of_settings(
         gpu=gpu,
         source=source,
     )
-    return replace(read, run=legal(_beyond(read.run, settings)))
+    return replace(read, run=refuse_adapters(ADAPTERS, legal(_beyond(read.run, settings))))
 
 
 _SWITCHES = frozenset(
@@ -691,7 +696,7 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
     return replace(run, runtime=runtime)
 
 
-_ADAPTED: Mapping[str, tuple[Target, ...]] = {
+ADAPTED: Mapping[str, tuple[Target, ...]] = {
     "linear_qkv": ("query", "key", "value"),
     "linear_q_proj": ("query",),
     "linear_q_down_proj": ("query",),
@@ -711,7 +716,7 @@ def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
     Defaults are those of `peft/lora.py`. In a model with experts, MLP targets include the experts,
     and all experts of a rank share one adapter.
 
-    Raises UnpricedError for target modules that are not in `_ADAPTED`.
+    Raises UnpricedError for target modules that are not in `ADAPTED`.
     """
     own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
            if settings.get(f"peft.{key}") is not None}  # fmt: skip
@@ -719,16 +724,16 @@ def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
         return None
     names = own.get("target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])
     listed = [str(name) for name in names] if isinstance(names, list) else [str(names)]
-    others = sorted({*listed} - {*_ADAPTED})
+    others = sorted({*listed} - {*ADAPTED})
     if others:
         raise UnpricedError(
             run.name,
             f"{shortened(others[0])} is not priced",
             key="peft.target_modules",
-            remedy=f"Use {', '.join(_ADAPTED)}",
+            remedy=f"Use {', '.join(ADAPTED)}",
         )
     mixture = run.model.experts is not None
-    targets = {target for name in listed for target in _ADAPTED[name]}
+    targets = {target for name in listed for target in ADAPTED[name]}
     if mixture:
         experts: dict[str, Target] = {"fc1": "expert_fc1", "fc2": "expert_fc2"}
         targets |= {target for name, target in experts.items() if name in targets}

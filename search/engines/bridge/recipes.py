@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from autopar.records import Record
+from autopar.run.architecture import Model
 from autopar.run.strategy import Strategy
 from search.engines.bridge.presets import Preset, preset_of, preset_variants
 from search.engines.huggingface.architectures import architecture, architecture_names
@@ -31,7 +32,7 @@ class Recipe(Record):
     model: str | None
     """Name of the architecture (`architecture`); None: its sizes are unknown."""
     kind: Literal["library", "performance", "tuning"]
-    """Type of the recipe. `tuning` is fine-tuning, which is not supported."""
+    """Type of the recipe. `tuning` is fine-tuning, of which adapters of some models are known."""
     settings: Settings
     num_gpus: int | None = None
     """Number of GPUs of the recipe. The global batch size scales in proportion to the GPUs of the
@@ -206,6 +207,70 @@ _LIBRARY: Mapping[str, Settings] = {
     ),
 }  # fmt: skip
 """NAME -> settings of the recipe function `NAME_pretrain_config`."""
+
+
+def _tuned(
+    tp: int = 1, pp: int = 1, *, batch: int = 8, seq: int = 2 * _K, rank: int = 32, **more: Any
+) -> Settings:
+    """Return the settings of a recipe for adapters, from `_peft_common` and its own function."""
+    return {
+        **_degrees(tp, pp, 1, batch, seq, **more),
+        "model.sequence_parallel": "ddp__overlap_grad_reduce" in more,
+        "model.cross_entropy_loss_fusion": True,
+        "model.cross_entropy_fusion_impl": "native",
+        "dataset.seq_length": seq,
+        "dataset.skip_getting_attention_mask_from_dataset": True,
+        PACKS: True,
+        "peft.dim": rank,
+        "peft.target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
+        "peft.dropout": 0.0,
+        **{key.replace("__", "."): value for key, value in more.items() if key != "vp"},
+    }
+
+
+PACKS = "dataset.enable_offline_packing"
+"""Key of packed samples, which all recipes for adapters have."""
+_NARROW: Mapping[str, Any] = {"peft__target_modules": ["linear_qkv", "linear_proj"]}
+_SHARDED: Mapping[str, Any] = {
+    f"ddp__{name}": True
+    for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
+}
+_TUNED: Mapping[str, Settings] = {
+    "llama32_1b": _tuned(seq=4 * _K),
+    "llama32_3b": _tuned(seq=4 * _K),
+    "llama3_8b": _tuned(seq=4 * _K, rank=8),
+    "llama31_8b": _tuned(seq=4 * _K, rank=8),
+    "llama3_70b": _tuned(8, seq=4 * _K, rank=16),
+    "llama31_70b": _tuned(8, seq=4 * _K, rank=16),
+    "llama31_405b": _tuned(
+        4, 8, vp=8, batch=32, rank=16, model__sequence_parallel=True, **_ENDS,
+        mixed_precision__grad_reduce_in_fp32=False, peft__target_modules=["linear_qkv"],
+        comm_overlap__tp_comm_overlap=False,
+    ),
+    "qwen25_7b": _tuned(batch=128),
+    "qwen25_72b": _tuned(8, batch=128),
+    "qwen3_600m": _tuned(),
+    "qwen3_1p7b": _tuned(),
+    "qwen3_4b": _tuned(),
+    "qwen3_8b": _tuned(batch=32, rank=8, ddp__use_distributed_optimizer=True, **_NARROW),
+    "qwen3_14b": _tuned(),
+    "qwen3_32b": _tuned(
+        model__recompute_granularity="full", model__recompute_method="uniform",
+        model__recompute_num_layers=1,
+    ),
+    "qwen3_30b_a3b": _tuned(
+        4, batch=32, rank=8, model__expert_model_parallel_size=4, **_NARROW, **_SHARDED,
+        model__cross_entropy_fusion_impl="te",
+    ),
+    "qwen3_235b_a22b": _tuned(
+        4, 4, batch=32, rank=8, model__expert_model_parallel_size=4, **_NARROW, **_SHARDED,
+        **_ENDS, model__cross_entropy_fusion_impl="te",
+    ),
+    "gpt_oss_20b": _tuned(batch=128),
+    "gpt_oss_120b": _tuned(batch=128, model__expert_model_parallel_size=8),
+}  # fmt: skip
+"""NAME -> settings of the recipe function `NAME_peft_config`."""
+_ADAPTING = re.compile(r"(?P<model>\w+)_peft_config")
 _NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
 _FLAT = re.compile(
     r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
@@ -219,6 +284,11 @@ def named_recipe(name: str) -> Recipe:
 
     A recipe of an unknown model is returned without model and settings.
     """
+    adapting = _ADAPTING.fullmatch(name)
+    if adapting is not None and adapting["model"] in _TUNED:
+        model = adapting["model"]
+        found = {**(_model_settings(model) or {}), **_precision("bf16_mixed"), **_TUNED[model]}
+        return Recipe(name=name, model=model, kind="tuning", settings=found)
     if _TUNING.fullmatch(name):
         return Recipe(name=name, model=_model_in(name), kind="tuning", settings={})
     flat = _FLAT.fullmatch(name)
@@ -247,6 +317,30 @@ def named_recipe(name: str) -> Recipe:
         notes = (text + "32 where the file does not set them",)
     found = {**sizes, **_COMMON, **_precision("bf16_mixed"), **(settings or {})}
     return Recipe(name=name, model=shape, kind="library", settings=found, notes=notes)
+
+
+def recipe_model(model: Model, name: str | None, *, tuned: bool = False) -> str | None:
+    """Return the architecture of a model by its name, else by its sizes; None if it is unknown.
+
+    tuned : True for models with a recipe for adapters only.
+    """
+    named = None if name is None else name.replace("-", "_").replace(".", "p")
+    known = [one for one in architecture_names() if not tuned or one in _TUNED]
+    if named in known:
+        return named
+    return next((one for one in reversed(known) if _alike(architecture(one), model)), None)
+
+
+def _alike(sizes: Settings | None, model: Model) -> bool:
+    experts = model.experts
+    return (
+        sizes is not None
+        and sizes["num_layers"] == model.num_layers
+        and sizes["hidden_size"] == model.hidden
+        and sizes["num_attention_heads"] == model.attention.heads
+        and sizes["vocab_size"] == model.vocab
+        and sizes.get("num_moe_experts") == (None if experts is None else experts.number)
+    )
 
 
 def _model_in(text: str) -> str | None:

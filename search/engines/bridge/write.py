@@ -7,22 +7,25 @@ A model with a known name or known sizes uses its recipe. Other models use
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from autopar.errors import UnsupportedError
 from autopar.run.architecture import Experts, Model, windows_of
 from autopar.run.run import Run
 from autopar.run.strategy import wide_ends
+from search.engines.bridge.read import ADAPTED
 from search.engines.bridge.recipes import (
+    PACKS,
     PRECISIONS,
     Recipe,
     Settings,
     named_recipe,
     precision_settings,
+    recipe_model,
     recompute_settings,
 )
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others, step_count
-from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
 from search.engines.megatron.stages import context_words, even_ends, layout_of
@@ -41,7 +44,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
     express.
     """
     refuse_others(run, _TITLE, ())
-    recipe = recipe_of(run.model, place)
+    recipe = recipe_of(run.model, place, tuned=run.runtime.adapters is not None)
     settings = settings_of(run, recipe)
     given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}
     path = required("BRIDGE_PATH", "set BRIDGE_PATH to a checkout of Megatron-Bridge")
@@ -54,27 +57,19 @@ def write(run: Run, place: ExportTarget) -> Draft:
     )
 
 
-def recipe_of(model: Model, place: ExportTarget) -> Recipe:
-    """Return the recipe of a model by its name, else by its sizes, else the vanilla GPT recipe."""
-    named = None if place.model is None else place.model.replace("-", "_").replace(".", "p")
-    if named in architecture_names():
-        return named_recipe(f"{named}_pretrain_config")
-    for name in reversed(architecture_names()):
-        sizes = architecture(name)
-        if sizes is not None and _alike(sizes, model):
-            return named_recipe(f"{name}_pretrain_config")
-    return named_recipe(_VANILLA)
+def recipe_of(model: Model, place: ExportTarget, *, tuned: bool = False) -> Recipe:
+    """Return the recipe of a model by its name, else by its sizes, else the vanilla GPT recipe.
+
+    tuned : True for the recipe of its adapters. Raises UnsupportedError if there is none.
+    """
+    name = recipe_model(model, place.model, tuned=tuned)
+    if tuned and name is None:
+        raise UnsupportedError(f"{_TITLE} {VERSION} has no LoRA recipe of {place.model}")
+    return named_recipe(_VANILLA if name is None else f"{name}_{_KINDS[tuned]}_config")
 
 
-def _alike(sizes: Mapping[str, Any], model: Model) -> bool:
-    experts = model.experts
-    return (
-        sizes["num_layers"] == model.num_layers
-        and sizes["hidden_size"] == model.hidden
-        and sizes["num_attention_heads"] == model.attention.heads
-        and sizes["vocab_size"] == model.vocab
-        and sizes.get("num_moe_experts") == (None if experts is None else experts.number)
-    )
+_KINDS = {False: "pretrain", True: "peft"}
+"""True for adapters -> part of the name of a recipe."""
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
@@ -242,11 +237,36 @@ def _training(run: Run, recipe: Recipe) -> Settings:
         # `run_recipe.py` uses the sample length for the model; other scripts need both keys.
         "model.seq_length": run.seq_length,
         "dataset.seq_length": run.seq_length,
-        "dataset.skip_getting_attention_mask_from_dataset": not run.runtime.masks,
+        **_samples(run),
         "model.cross_entropy_loss_fusion": fused,
         "model.cross_entropy_fusion_impl": loss if fused else None,
         **_graphs(run, recipe),
     }
+
+
+def _samples(run: Run) -> Settings:
+    """Return the settings of samples, and those of adapters, which have samples of their own.
+
+    Raises UnsupportedError for adapters that the names of modules cannot express.
+    """
+    adapters = run.runtime.adapters
+    if adapters is None:
+        return {"dataset.skip_getting_attention_mask_from_dataset": not run.runtime.masks}
+    if adapters.base != "16 bits":
+        raise UnsupportedError(f"{_TITLE} {VERSION} has no weights in {adapters.base}")
+    names = [name for name in _MODULES if adapters.targets.issuperset(ADAPTED[name])]
+    if not names or not adapters.fused:
+        raise UnsupportedError(f"{_TITLE} {VERSION} adapts {', '.join(_MODULES)} alone")
+    return {
+        "peft.dim": adapters.rank,
+        "peft.target_modules": names,
+        "peft.dropout": adapters.dropout,
+        PACKS: False,
+    }
+
+
+_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Modules of Megatron-Core that have an adapter by default (`peft/lora.py`)."""
 
 
 def _graphs(run: Run, recipe: Recipe) -> Settings:
@@ -388,6 +408,16 @@ _SIZES = frozenset({
 
 def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> str:
     name = one_line(place.model or run.name or "a model of these sizes")
+    # The hook of adapters loads their base; samples of the recipe are those of SQuAD.
+    words = (
+        ['    ${DATA_PATH:+"dataset.blend=[[$DATA_PATH],null]"}',
+         '    ${LOAD:+"checkpoint.pretrained_checkpoint=$LOAD"}']
+        if run.runtime.adapters is None
+        else ["    --mode lora",
+              *(f'    ${{DATA_PATH:+"dataset.{key}"}}' for key in (
+                  "dataset_root=$DATA_PATH", "hf_dataset=null", "hf_validation_proportion=null")),
+              f'    "checkpoint.pretrained_checkpoint={required("LOAD", _BASE)}"']
+    )  # fmt: skip
     environment = megatron.environment_of(run)
     # Bridge sets this variable at startup.
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
@@ -399,12 +429,14 @@ def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> s
         "BRIDGE_ARGS=(",
         f"    --recipe {recipe.name}",
         *(f"    {quoted(f'{key}={_value(value)}')}" for key, value in given.items()),
-        '    ${DATA_PATH:+"dataset.blend=[[$DATA_PATH],null]"}',
-        '    ${LOAD:+"checkpoint.pretrained_checkpoint=$LOAD"}',
+        *words,
         '    ${SAVE:+"checkpoint.save=$SAVE"}',
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+_BASE = "set LOAD to the checkpoint of the frozen weights"
 
 
 def _value(value: Any) -> str:
@@ -420,10 +452,10 @@ def _value(value: Any) -> str:
 
 
 def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:
-    yield (
-        "set BRIDGE_PATH; DATA_PATH is the prefix of preprocessed data, without "
-        "which recipes train on synthetic samples"
-    )
+    data = "the prefix of preprocessed data, without which recipes train on synthetic samples"
+    if run.runtime.adapters is not None:
+        data = "the folder of training.jsonl, without which recipes train on SQuAD"
+    yield f"set BRIDGE_PATH; DATA_PATH is {data}"
     yield (
         "LOAD is a checkpoint that examples/conversion/convert_checkpoints.py made of Hugging "
         "Face's, SAVE the folder of checkpoints"

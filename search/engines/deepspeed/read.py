@@ -33,7 +33,7 @@ from autopar.run.runtime import (
 from autopar.run.strategy import Split, Strategy, even_chunks, uniform_layers
 from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
-from search.engines.deepspeed.rules import FILE
+from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named
 from search.engines.huggingface.script import (
     LENGTHS,
@@ -46,7 +46,7 @@ from search.engines.huggingface.script import (
 )
 from search.engines.keys import Keys, flattened, whole
 from search.engines.megatron.read import ReadRun
-from search.engines.space import TORCH_EXPERTS, TRANSFORMERS
+from search.engines.space import TORCH_EXPERTS, TRANSFORMERS, refuse_adapters
 
 _HARMLESS = frozenset(
     {
@@ -244,7 +244,7 @@ def script_of(
         compiled=words.yes("torch-compile"),
         repeated_heads=not attention.startswith("flash"),
         steps=words.number("max-steps"),
-        adapters=_adapters(keys, words),
+        adapters=_adapters(keys, words, found),
         fused=_is_fused(optimizer),
         eight_bits=optimizer in _EIGHT_BITS,
         global_batch=asked.global_batch,
@@ -297,12 +297,12 @@ _FUSED: Mapping[str, tuple[Target, ...]] = {
 """GEMMs of models whose projections are one module."""
 
 
-def _adapters(keys: Keys, words: ScriptWords) -> Adapters | None:
+def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
     """Return the LoRA adapters that the arguments of a script set; None without `--use_peft`.
 
     The arguments are those of TRL's `ModelConfig`. If no targets are given, PEFT adapts the query
     and value projections of Llama-like decoders. Raises UnpricedError for targets that are not
-    projections of a decoder layer.
+    projections of a decoder layer, and for quantised weights beside experts in 16 bits.
     """
     if not words.yes("use-peft"):
         if "use-peft" in words.words:
@@ -326,6 +326,12 @@ def _adapters(keys: Keys, words: ScriptWords) -> Adapters | None:
         base = "nf4"
     elif words.yes("load-in-8bit"):
         base = "int8"
+    if base != "16 bits" and model.experts is not None:
+        raise keys.unpriced(
+            "--load_in_4bit" if base == "nf4" else "--load_in_8bit",
+            "leaves experts in 16 bits, which is not counted",
+            "Remove it to price the rest",
+        )
     dropout = words.text("lora-dropout") or "0.05"
     return Adapters(
         rank=words.number("lora-r") or 16,
@@ -622,7 +628,7 @@ def read_deepspeed(
     )
     unpriced = ULYSSES.format("sequence_parallel_size") if exchange > 1 else None
     return ReadRun(
-        run=run,
+        run=refuse_adapters(SPACE, run),
         ignored=(*ignored, *script.words.ignored(asked.declared)),
         unpriced=unpriced,
         notes=script.notes,

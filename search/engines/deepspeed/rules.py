@@ -13,6 +13,12 @@ SPACE = (
     # Source: `_configure_tensor_parallel_states` of runtime/engine.py.
     Rule("deepspeed.zero3-tensor", ("zero", "tp"), lambda zero, tp: (zero == 3) * (tp > 1),
          "ZeRO-3 cannot be combined with tensor parallelism, got tp({tp})"),
+    # AutoTP of module_inject/auto_tp.py splits outputs of `lora_A`, but not inputs of `lora_B`.
+    Rule("deepspeed.adapters-tensor", ("lora_rank", "tp"), lambda rank, tp: (rank > 0) * (tp > 1),
+         "AutoTP of DeepSpeed cannot split adapters"),
+    # huggingface/transformers#29587 supports ZeRO-3 with 4 bits alone.
+    Rule("deepspeed.base-int8", ("lora_base", "zero"), lambda base, zero:
+         (base == "int8") * (zero == 3), "ZeRO-3 cannot shard weights in int8"),
 )  # fmt: skip
 """Rules of searched candidates."""
 FILE = (

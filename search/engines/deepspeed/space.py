@@ -6,8 +6,10 @@ from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.candidate import Candidate
 from search.engines.deepspeed.rules import SPACE as SPACE_RULES
+from search.engines.huggingface.transformers import unwritable_model
 from search.engines.space import (
     BY_LAYER,
+    CONFIGURED,
     TRANSFORMERS,
     EngineContext,
     torch_run,
@@ -36,6 +38,8 @@ SPACE = transformers_space(
     replicated=(),
     launch=_deepspeed,
     rules=SPACE_RULES,
+    writable=CONFIGURED,
+    said=lambda job: {"unwritable": unwritable_model(job.model, job.name)},
     left_out=("pipelines", "Ulysses (not modelled)", BY_LAYER),
 )
 VARIANTS = (SPACE,)

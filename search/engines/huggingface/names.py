@@ -94,6 +94,7 @@ _HARMLESS: Mapping[str, str] = {
         tokenizer_path use_fast_tokenizer use_fast cache_dir token use_auth_token use_slow_tokenizer
         trust_remote_code low_cpu_mem_usage device_map lora_alpha lora_task_type use_rslora
         lora_bias init_lora_weights bnb_4bit_quant_type bnb_4bit_compute_dtype quant_type
+        use_bnb_nested_quant double_quant double_quantization
         bnb_4bit_quant_storage quant_storage quantization_method quantization_type
         quantization_device_map pissa_init pissa_iter pissa_convert split_special_tokens
 
@@ -152,9 +153,6 @@ _UNPRICED: Mapping[str, Unpriced] = {
     ),
     "activation_offloading": Unpriced("activations are on the host"),
     "use_dora": Unpriced("magnitudes and norms of weights are not counted"),
-    "use_bnb_nested_quant": Unpriced("constants are quantised too", ("memory",)),
-    "double_quant": Unpriced("constants are quantised too", ("memory",)),
-    "double_quantization": Unpriced("constants are quantised too", ("memory",)),
     "lora_modules_to_save": Unpriced("modules are trained whole"),
     "modules_to_save": Unpriced("modules are trained whole"),
     "additional_target": Unpriced("modules are trained whole"),

@@ -17,7 +17,13 @@ _REPLICAS = Rule(
     lambda tp, replicate, shard: (tp > 1) * (replicate > 1) * (shard == 1),
     "replicas with tensor ranks need dp_shard_size above 1",
 )  # fmt: skip
-SPACE = (*PLAIN_RULES, _REPLICAS)
+SPACE = (
+    *PLAIN_RULES,
+    _REPLICAS,
+    # bitsandbytes stores 4 bits in a type that FSDP shards, but not 8 bits: huggingface/peft#2833.
+    Rule("accelerate.base-int8", ("lora_base", "zero", "cp"), lambda base, zero, cp:
+         (base == "int8") * ((zero >= 2) + (cp > 1)), "FSDP cannot shard weights in int8"),
+)  # fmt: skip
 """Rules of searched candidates."""
 FILE = (
     Rule("accelerate.grid", ("degrees", "ranks", "world"), lambda degrees, ranks, world:

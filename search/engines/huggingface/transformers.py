@@ -8,9 +8,12 @@ of the Hugging Face hub is passed by name. Any other model is written as a `conf
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autopar.documents.catalog import find_model, model_names
+from autopar.documents.json import load_object
 from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
@@ -57,6 +60,9 @@ def model_for(run: Run, place: ExportTarget, title: str) -> NamedModel:
             )
         if found is not None:
             return NamedModel(name=name, files={})
+    repository = None if place.of_script else _repository_of(model, name)
+    if repository is not None:
+        return NamedModel(name=repository, files={})
     config = _config(model, run.seq_length, place, title)
     text = json.dumps(config, indent=2) + "\n"
     if place.of_script:
@@ -69,6 +75,27 @@ def _sizes(model: Model) -> tuple[object, ...]:
     attention = model.attention
     return (model.hidden, model.num_layers, model.dense_width, model.vocab, attention.heads,
             attention.kv_heads, model.experts and model.experts.number)  # fmt: skip
+
+
+def unwritable_model(model: Model, name: str | None) -> str:
+    """Return the parts of a model that no argument of a script can name; empty if it has none.
+
+    name : name of the model, with its owner on the Hugging Face hub, or of a shipped model; None:
+        only its sizes are known.
+    """
+    named = name is not None and "/" in name and model_named(name) is not None
+    return "" if named or _repository_of(model, name) is not None else " and ".join(_others(model))
+
+
+def _repository_of(model: Model, name: str | None) -> str | None:
+    """Return the repository of a shipped model whose `config.json` cannot be written, or None."""
+    if name is None or name not in model_names() or not _others(model):
+        return None
+    source = str(load_object(find_model(name)).data.get("source", ""))
+    found = re.search(r"config\.json of ([\w.-]+/[\w.-]+) on the Hugging Face hub", source)
+    known = None if found is None else model_named(found[1])
+    same = known is not None and (*_sizes(known), known.mtp) == (*_sizes(model), model.mtp)
+    return found[1] if found is not None and same else None
 
 
 def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:
@@ -106,25 +133,7 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
 
     Raises UnsupportedError for a model with parts that these configurations lack.
     """
-    attention, experts, layer = model.attention, model.experts, model.last
-    shared = experts is not None and experts.shared_width > 0
-    normed, rotary = attention.head_norms != "none", model.positions == "rotary"
-    others = {
-        "experts that every token visits": shared,
-        "experts in some layers": experts is not None and not all(model.mixtures),
-        "experts with biases": experts is not None and attention.qkv_biases,
-        "latent attention": attention.latent is not None,
-        "sliding-window attention": attention.window is not None,
-        "MTP layers": model.mtp > 0,
-        "an MLP without a gate": layer.gates == 1,
-        "biases": layer.biases,
-        "LayerNorm": layer.norm != "rms",
-        f"{model.positions} positions": not rotary,
-        "positions in a part of each head": rotary and attention.rotary_share != 1.0,
-        "norms of heads with biases": normed and attention.qkv_biases,
-        "heads that do not divide its width": model.hidden % attention.heads != 0,
-    }
-    found = [what for what, there in others.items() if there]
+    attention, found = model.attention, _others(model)
     if found:
         raise UnsupportedError(
             f"no config.json can be written with {' and '.join(found)}, which "
@@ -149,6 +158,29 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
         **({} if base is None else {"rope_theta": base}),
         **_experts(model, kind),
     }
+
+
+def _others(model: Model) -> list[str]:
+    """Return the parts of a model that the configurations of `_config` lack."""
+    attention, experts, layer = model.attention, model.experts, model.last
+    shared = experts is not None and experts.shared_width > 0
+    normed, rotary = attention.head_norms != "none", model.positions == "rotary"
+    others = {
+        "experts that every token visits": shared,
+        "experts in some layers": experts is not None and not all(model.mixtures),
+        "experts with biases": experts is not None and attention.qkv_biases,
+        "latent attention": attention.latent is not None,
+        "sliding-window attention": attention.window is not None,
+        "MTP layers": model.mtp > 0,
+        "an MLP without a gate": layer.gates == 1,
+        "biases": layer.biases,
+        "LayerNorm": layer.norm != "rms",
+        f"{model.positions} positions": not rotary,
+        "positions in a part of each head": rotary and attention.rotary_share != 1.0,
+        "norms of heads with biases": normed and attention.qkv_biases,
+        "heads that do not divide its width": model.hidden % attention.heads != 0,
+    }
+    return [what for what, there in others.items() if there]
 
 
 def _kind(model: Model) -> tuple[str, str]:
@@ -228,5 +260,11 @@ def _adapters(adapters: Adapters) -> Iterator[str]:
     names = [name for target, own in _MODULES.items() if target in adapters.targets for name in own]
     if names:
         yield f"--lora_target_modules {' '.join(names)}"
-    if adapters.base != "16 bits":
-        yield "--load_in_4bit True" if adapters.base == "nf4" else "--load_in_8bit True"
+    if adapters.base == "nf4":
+        yield "--load_in_4bit True"
+        yield "--bnb_4bit_quant_type nf4"
+        yield "--use_bnb_nested_quant True"
+        # FSDP and ZeRO-3 shard floating-point tensors alone.
+        yield "--bnb_4bit_quant_storage bfloat16"
+    elif adapters.base == "int8":
+        yield "--load_in_8bit True"

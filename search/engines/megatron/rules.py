@@ -559,6 +559,24 @@ OF_ARGUMENTS = frozenset(rule.id for rule in BY_RELEASE if rule.id.startswith(_i
 """Ids of rules of `validate_args` alone, which other programs with Megatron-Core do not run."""
 
 
+ADAPTERS = (
+    _rule("adapters.base", "lora_rank, lora_base", lambda rank, base: (rank > 0) * (base != "bf16"),
+          "Megatron-Bridge has no weights in {lora_base}"),
+    # `ParallelLinearAdapter` splits the rows of A over tensor ranks.
+    _rule("adapters.rank", "lora_rank, tp", lambda rank, tp: rank % tp,
+          "rank({lora_rank}) % tp({tp}) = {rest} != 0"),
+    _rule("adapters.expert-rank", "lora_rank, experts, etp", lambda rank, experts, etp:
+          (experts > 0) * (rank % etp), "rank({lora_rank}) % etp({etp}) = {rest} != 0"),
+    # `_create_peft_pre_wrap_hook` loads the base before Megatron-FSDP allocates its weights.
+    _rule("adapters.fsdp", "lora_rank, zero", lambda rank, zero: (rank > 0) * (zero == 3),
+          "Megatron-FSDP cannot load frozen weights in Megatron-Bridge"),
+    _rule("adapters.tp-overlap", "lora_rank, tp_overlap", lambda rank, overlap:
+          (rank > 0) * overlap, "LoRA recipes of Megatron-Bridge have no TP overlap"),
+)  # fmt: skip
+"""Rules of Megatron-Bridge 0.6 on adapters, which Megatron-LM lacks.
+
+Sources: `peft/utils.py` and `training/setup.py`.
+"""
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
     COPIED_KEYS,
@@ -609,8 +627,14 @@ SPACE = (
     _rule("moe-overlap.mtp-stages", "overlap_experts, mtp, pp", lambda overlap, mtp, pp:
           overlap * (mtp == 1) * (pp == 1),
           f"--{_OVERLAP} with an MTP layer needs pipeline stages"),
+    *ADAPTERS,
 )  # fmt: skip
 """Rules for the candidates of a search, over the values of `search.engines.space.values_of`."""
+TUNED = (
+    _rule("adapters.recipe", "lora_rank, model_name, tuned", lambda rank, name, tuned:
+          (rank > 0) > tuned, "Megatron-Bridge 0.6 has no LoRA recipe of {model_name}"),
+)  # fmt: skip
+"""Rule on the models whose adapters Megatron-Bridge trains."""
 
 
 def _names(rules: Sequence[Rule]) -> tuple[str, ...]:

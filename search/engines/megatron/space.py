@@ -18,8 +18,9 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import OffloadModule
+from search.engines.bridge.recipes import recipe_model
 from search.engines.candidate import FULL, NONE, Candidate, Dispatcher, with_training
-from search.engines.megatron.rules import SPACE as SPACE_RULES
+from search.engines.megatron.rules import SPACE as SPACE_RULES, TUNED
 from search.engines.space import (
     BY_LAYER,
     FEW,
@@ -142,6 +143,8 @@ SPACE = EngineSpace(
     any_layout=True,
     launch=_megatron,
     rules=SPACE_RULES,
+    writable=TUNED,
+    said=lambda job: {"tuned": recipe_model(job.model, job.name, tuned=True) is not None},
     left_out=(
         "CUDA graphs (memory not modelled)",
         "hierarchical context parallelism (--cp-comm-type a2a+p2p)",

@@ -62,8 +62,15 @@ SPACE = (
           (experts > 0) * (ep == 1) * (etp != tp),
           "etp({etp}) must be tp({tp}): without expert ranks tensor ranks split "
           "the experts"),
+    _rule("adapters", "lora_rank", lambda rank: rank > 0,
+          "torchtitan 0.2 has no adapters"),
 )  # fmt: skip
 """Rules of searched candidates."""
+FLAVOURED = (
+    # The text of the problem comes from `flavour_of` of the writer.
+    _rule("flavour", "flavour_problem", lambda problem: problem != "", "{flavour_problem}"),
+)  # fmt: skip
+"""Rule on the models that job files of release 0.2 can name."""
 GRID = (
     _rule("grid", "dp_replicate, dp_shard, cp, tp, pp, ranks, world",
           lambda replicate, shard, cp, tp, pp, ranks, world: ranks != world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import replace
 from autopar.run.run import Run
@@ -19,7 +20,7 @@ from search.engines.space import (
     plain_dispatcher,
     torch_run,
 )
-from search.engines.torchtitan.rules import SPACE as SPACE_RULES
+from search.engines.torchtitan.rules import FLAVOURED, SPACE as SPACE_RULES
 
 
 def _torchtitan(job: EngineContext, choice: Candidate) -> Run:
@@ -44,6 +45,16 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
     return tuple(one for one in device_precisions(gpu) if one in ("bf16", "fp8", "mxfp8"))
 
 
+def _said(job: EngineContext) -> dict[str, str]:
+    from search.engines.torchtitan.write import flavour_of
+
+    try:
+        flavour_of(job.model)
+    except UnsupportedError as error:
+        return {"flavour_problem": error.short}
+    return {"flavour_problem": ""}
+
+
 SPACE = EngineSpace(
     name="torchtitan",
     title="torchtitan",
@@ -65,6 +76,8 @@ SPACE = EngineSpace(
     any_layout=True,
     launch=_torchtitan,
     rules=SPACE_RULES,
+    writable=FLAVOURED,
+    said=_said,
     left_out=(
         "asynchronous tensor parallelism of compiled layers",
         "recomputation of every n-th layer",

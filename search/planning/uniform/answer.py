@@ -18,7 +18,7 @@ from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
 from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
-from search.engines.table import engine_space, spaces, variants
+from search.engines.table import engine_space, spaces, tuning, variants
 from search.planning.space import global_batches, next_batch
 from search.planning.uniform.infeasibility import violated_rule
 from search.request.degrees import fixed_of, training_of
@@ -205,6 +205,9 @@ def open_launches(
     if engines is None:
         named = request.engine not in (None, "any")
         engines = (engine_space(str(request.engine)),) if named else spaces()
+    training = training_of(request.degrees)
+    if training.lora_rank is not None:
+        engines = tuple(map(tuning, engines))
     return UniformRequest(
         spec=spec,
         job=EngineContext(
@@ -216,7 +219,7 @@ def open_launches(
             gpu=card.gpu,
             domain=domain,
             skew=request.degrees.moe_skew,
-            training=training_of(request.degrees),
+            training=training,
         ),
         num_nodes=nodes,
         gpus_per_node=per_node,

@@ -210,12 +210,12 @@ def _capabilities(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
 
 def _rules(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
     """Return all rules of an engine for a job."""
-    return (*_capabilities(engine, job), *GENERAL, *engine.rules)
+    return (*_capabilities(engine, job), *GENERAL, *engine.rules, *engine.writable)
 
 
-def _known(job: EngineContext) -> dict[str, Any]:
-    """Return the values in rules that depend only on the job."""
-    return {**job_values(job), "largest_batch": max(job.global_batches)}
+def _known(engine: EngineSpace, job: EngineContext) -> dict[str, Any]:
+    """Return the values in rules that depend only on engine and job."""
+    return {**job_values(job), "largest_batch": max(job.global_batches), **engine.said(job)}
 
 
 def _untrained(
@@ -340,7 +340,7 @@ class _Trial:
         self.order = sorted(_ORDER, key=lambda name: name not in self.fixed)
         rules = (*_rules(engine, job), *more)
         self.rules = [self._asked(place, rules) for place in range(len(self.order))]
-        self.known = _known(job)
+        self.known = _known(engine, job)
         self.values: dict[str, Any] = {}
         self.deepest: _Broken | None = None
         self.broken: dict[str, _Broken] = {}
@@ -581,4 +581,4 @@ def _near(
     elif name == "zero":
         return others  # in the order of the engine, not of the numbers
     alone = [rule for rule in _rules(engine, job) if _fields_of(rule) == (name,)]
-    return nearest(alone, {**_known(job), name: given[0]}, name, others)
+    return nearest(alone, {**_known(engine, job), name: given[0]}, name, others)
