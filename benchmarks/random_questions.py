@@ -37,9 +37,11 @@ NODES = ("h100:1x8", "h100:1x4", "a100-80gb:1x8", "a100-40gb:1x8", "l40s:1x8", "
          "a10g:1x4", "a10g:1x8", "rtx-4090:1x2", "rtx-4090:1x8", "h200:1x8",
          "b200:1x8")  # fmt: skip
 """Clusters of questions about adapters."""
-TUNED = (*MODELS, "qwen3-8b", "qwen3-32b", "qwen2.5-72b", "mistral-7b", "phi-4", "llama2-13b",
-         "glm-4.5-air", "gemma-3-27b")  # fmt: skip
+TUNED = (*MODELS, "llama3-8b", "qwen3-8b", "qwen3-32b", "qwen2.5-72b", "mistral-7b", "phi-4",
+         "llama2-13b", "glm-4.5-air", "gemma-3-27b")  # fmt: skip
 """Models of questions about adapters."""
+TUNERS = ("megatron", "megatron", "deepspeed", "accelerate", "accelerate", "any", "torchtitan")
+"""Engines of questions about adapters."""
 BASES = ("", "", "nf4", "nf4", "int8")
 """Precisions of frozen weights to draw from; empty: 16 bits, without the option."""
 SAME = 1e-9
@@ -68,13 +70,14 @@ def drawn_adapters(seed: int) -> dict[str, str]:
     asked = {
         "model": rng.choice(TUNED),
         "hardware": rng.choice(NODES),
-        "engine": rng.choice((*ENGINES[1:], "any")),
+        "engine": rng.choice(TUNERS),
         "global-batch-size": str(rng.choice((8, 16, 64, 128))),
         "seq-length": str(rng.choice((1024, 2048, 4096, 8192))),
         "lora": str(rng.choice((1, 4, 8, 10, 16, 32, 64, 256))),
     }
     base = rng.choice(BASES)
-    if base:
+    # Megatron-Bridge has no other base than 16 bits
+    if base and (asked["engine"] != "megatron" or rng.random() < 0.1):
         asked["lora-base"] = base
     if rng.random() < 0.15:
         asked["optimizer"] = rng.choice(("adam8bit", "adam-bf16"))

@@ -20,6 +20,9 @@ _REPLICAS = Rule(
 SPACE = (
     *PLAIN_RULES,
     _REPLICAS,
+    # `parallelism_config.py` shards weights over context ranks with FSDP2.
+    Rule("accelerate.context-shards", ("cp", "zero"), lambda cp, zero: (cp > 1) * (zero == 0),
+         "cp({cp}) shards weights: it needs ZeRO 2 or 3"),
     # bitsandbytes stores 4 bits in a type that FSDP shards, but not 8 bits: huggingface/peft#2833.
     Rule("accelerate.base-int8", ("lora_base", "zero", "cp"), lambda base, zero, cp:
          (base == "int8") * ((zero >= 2) + (cp > 1)), "FSDP cannot shard weights in int8"),

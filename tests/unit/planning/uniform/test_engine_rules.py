@@ -11,10 +11,12 @@ import time
 import pytest
 
 from autopar.errors import InputError
+from autopar.run.rules import RuleError
 from search.commands import search as search_command
 from search.engines.candidate import Candidate, Constraints
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
+from search.engines.table import writer_of
 from search.planning.uniform.answer import answer, open_launches, target_of
 from search.planning.uniform.best_first import UniformSearch
 from search.request.request import build_request
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.whole
 _SMALL = {"num-layers": "4", "global-batch-size": "64", "seq-length": "4096"}
 _DENSE = {"model": "llama3-8b", **_SMALL}
 _MIXTURE = {"model": "mixtral-8x7b", **_SMALL}
+_WHOLE = {"num-layers": "32"}
+"""All layers: job files of torchtitan name its own models."""
 
 
 def _best(**given: str) -> Candidate:
@@ -44,11 +48,11 @@ def _best(**given: str) -> Candidate:
         ),
         # maybe_enable_amp of torchtitan: without sharded weights there is no mixed precision
         (
-            {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x8", "tp": "8"},
+            {**_DENSE, **_WHOLE, "engine": "torchtitan", "hardware": "h100:1x8", "tp": "8"},
             "--tp 2",
         ),
         (
-            {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x4", "pp": "4"},
+            {**_DENSE, **_WHOLE, "engine": "torchtitan", "hardware": "h100:1x4", "pp": "4"},
             "--pp 1",
         ),
         # kernels that write into the memory of neighbours
@@ -92,7 +96,8 @@ def test_tensor_ranks_of_deepspeed_have_the_other_stages() -> None:
 
 
 def test_torchtitan_shards_over_context_ranks_beside_tensor_ranks_alone() -> None:
-    choice = _best(**_DENSE, engine="torchtitan", hardware="h100:1x8", tp="4", cp="2")
+    given = {**_DENSE, "num-layers": "32", "engine": "torchtitan"}
+    choice = _best(**given, hardware="h100:1x8", tp="4", cp="2")
     assert (choice.cp, choice.zero) == (2, 2)
 
 
@@ -122,7 +127,8 @@ def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
             | {"global-batch-size": "8", "pp": "2,4", "precision": "any", "lora": "16"},
             (
                 r"global batch\(8\) % \(micro batch\(1\) \* dp\(\d+\)\) = 8 != 0, .*"
-                r"[.] Use --global-batch-size 16 or 32"
+                # ranks of adapters leave 16 tensor ranks at most
+                r"[.] Use --global-batch-size 64 or 128"
             ),
         ),
         # what the remedy is of is said, not what another number of stages would break
@@ -149,9 +155,9 @@ def test_the_rule_that_a_remedy_keeps_is_found_at_once(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"engine": "torchtitan", "lora": "16"}, "torchtitan has no adapters"),
-        ({"engine": "torchtitan", "optimizer": "adam8bit"}, "8-bit Adam"),
-        ({"engine": "torchtitan", "optimizer": "adam-bf16"}, "Megatron-Core"),
+        ({"engine": "torchtitan", "lora": "16", **_WHOLE}, "torchtitan 0.2 has no adapters"),
+        ({"engine": "torchtitan", "optimizer": "adam8bit", **_WHOLE}, "8-bit Adam"),
+        ({"engine": "torchtitan", "optimizer": "adam-bf16", **_WHOLE}, "Megatron-Core"),
         ({"engine": "accelerate", "optimizer": "adam-bf16"}, "Megatron-Core"),
         ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "Megatron-Core"),
         (
@@ -198,6 +204,42 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
     assert [one for one in files.losses if "vocab" not in one.what] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"engine": "megatron", "lora-base": "nf4"}, "megatron.adapters.base"),
+        ({"engine": "megatron", "model": "llama2-7b"}, "megatron.adapters.recipe"),
+        ({"engine": "megatron", "tp": "8", "lora": "4"}, "megatron.adapters.rank"),
+        ({"engine": "megatron", "model": "qwen3-30b-a3b", "etp": "4", "tp": "1", "lora": "2"}
+         | {"num-layers": "48"}, "megatron.adapters.expert-rank"),
+        ({"engine": "megatron", "zero": "3"}, "megatron.adapters.fsdp"),
+        ({"engine": "megatron", "tp": "2", "tp-overlap": True}, "megatron.adapters.tp-overlap"),
+        ({"engine": "deepspeed", "tp": "2"}, "deepspeed.adapters-tensor"),
+        ({"engine": "deepspeed", "zero": "3", "lora-base": "int8"}, "deepspeed.base-int8"),
+        ({"engine": "accelerate", "zero": "3", "lora-base": "int8"}, "accelerate.base-int8"),
+        ({"engine": "accelerate", "tp": "2", "lora-base": "nf4"}, "transformers.base-tensor"),
+        ({"engine": "accelerate", "model": "mixtral-8x7b", "lora-base": "int8"},
+         "transformers.base-experts"),
+        ({"engine": "accelerate", "model": "gpt-6.7b"}, "transformers.model"),
+        ({"engine": "accelerate", "zero": "0", "cp": "2"}, "accelerate.context-shards"),
+        ({"engine": "torchtitan"}, "torchtitan.adapters"),
+    ],
+)  # fmt: skip
+def test_adapters_are_what_files_of_the_trainer_can_say(given: dict[str, object], rule: str) -> None:
+    """What a file cannot say is dropped before plans are ranked."""
+    asked = {**_DENSE, **_WHOLE, "hardware": "h100:1x8", "lora": "16", "top": "0", **given}
+    with pytest.raises(RuleError) as found:
+        answer(open_launches(build_request(asked)))
+    assert rule in found.value.ids
+
+
+def test_models_that_job_files_cannot_name_are_dropped() -> None:
+    asked = {**_DENSE, "hardware": "h100:1x8", "engine": "torchtitan", "top": "0"}
+    with pytest.raises(RuleError) as found:
+        answer(open_launches(build_request(asked)))
+    assert found.value.ids == ("torchtitan.flavour",)
+
+
 def test_adapters_are_no_loss_beside_others() -> None:
     """Megatron-LM would train all weights, in several times the memory."""
     asked = {**_SMALL, "model": "llama3-8b", "num-layers": "32", "hardware": "h100:1x8"}
@@ -206,9 +248,12 @@ def test_adapters_are_no_loss_beside_others() -> None:
     assert found is not None
     assert found.best is not None
     place = ExportTarget(num_nodes=1, gpus_per_node=8, model="llama3-8b")
-    for engine in ("megatron", "megatron-bridge"):
-        with pytest.raises(InputError, match="cannot export LoRA"):
-            written(found.best.run, engine=engine, place=place)
+    with pytest.raises(InputError, match="Use --to megatron-bridge"):
+        written(found.best.run, engine="megatron", place=place)
+    assert writer_of("megatron", found.best.run) == "megatron-bridge"
+    files = written(found.best.run, engine="megatron-bridge", place=place)
+    assert "--recipe llama3_8b_peft_config" in files.files["bridge_overrides.sh"]
+    assert (files.losses, files.runs.runtime.adapters) == ((), found.best.run.runtime.adapters)
 
 
 def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
