@@ -7,7 +7,7 @@ module contains the types and functions common to all engines.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -15,7 +15,7 @@ from autopar.pipeline.schedules import Schedule
 from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
-from autopar.run.rules import WHOLE_KEYS, Rule, holds_all, refuse
+from autopar.run.rules import WHOLE_KEYS, Notice, Rule, broken, holds_all, refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     BLACKWELL,
@@ -209,9 +209,26 @@ def refuse_adapters(rules: Sequence[Rule], run: Run) -> Run:
         "experts": 0 if experts is None else experts.number,
         "tp_overlap": run.runtime.overlap.tensor,
     }
-    own = [rule for rule in rules if {*rule.over} & {*adapter_values(0, "bf16")}]
-    refuse([rule for rule in own if rule.level == "illegal"], values)
+    refuse([rule for rule in _of_adapters(rules) if rule.level == "illegal"], values)
     return run
+
+
+def adapter_limits(engine: EngineSpace, job: EngineContext) -> tuple[Notice, ...]:
+    """Return the rules on adapters that exclude candidates of a job, each with an example."""
+    if job.training.lora_rank is None:
+        return ()
+    most = {
+        "tp": job.world,
+        "cp": 2 if engine.context else 1,
+        "etp": job.world if engine.experts else 1,
+        "zero": max(engine.zero),
+        "tp_overlap": engine.overlaps_tensor(job, 2),
+    }
+    return broken(_of_adapters(engine.rules), {**job.values, **most})
+
+
+def _of_adapters(rules: Iterable[Rule]) -> list[Rule]:
+    return [rule for rule in rules if {*rule.over} & {*adapter_values(0, "bf16")}]
 
 
 def _has_window(model: Model) -> bool:

@@ -17,9 +17,15 @@ _REPLICAS = Rule(
     lambda tp, replicate, shard: (tp > 1) * (replicate > 1) * (shard == 1),
     "replicas with tensor ranks need dp_shard_size above 1",
 )  # fmt: skip
+_CONTEXT = Rule(
+    "accelerate.replicas-context", ("cp", "dp_replicate", "dp_shard"),
+    lambda cp, replicate, shard: (cp > 1) * (replicate > 1) * (shard == 1),
+    "replicas with context ranks need dp_shard_size above 1",
+)  # fmt: skip
 SPACE = (
     *PLAIN_RULES,
     _REPLICAS,
+    _CONTEXT,
     # `parallelism_config.py` shards weights over context ranks with FSDP2.
     Rule("accelerate.context-shards", ("cp", "zero"), lambda cp, zero: (cp > 1) * (zero == 0),
          "cp({cp}) shards weights: it needs ZeRO 2 or 3"),
@@ -32,9 +38,7 @@ FILE = (
     Rule("accelerate.grid", ("degrees", "ranks", "world"), lambda degrees, ranks, world:
          ranks != world, "{degrees} = {ranks} != num_processes({world})"),
     _REPLICAS,
-    Rule("accelerate.replicas-context", ("cp", "dp_replicate", "dp_shard"),
-         lambda cp, replicate, shard: (cp > 1) * (replicate > 1) * (shard == 1),
-         "replicas with context ranks need dp_shard_size above 1"),
+    _CONTEXT,
     Rule("accelerate.context-sequence", ("cp", "sp"), lambda cp, sp: (cp > 1) * (sp > 1),
          "cp_size({cp}) and sp_size({sp}) exclude each other"),
     Rule("accelerate.fsdp1-tensor", ("fsdp1", "tp"), lambda fsdp1, tp: fsdp1 * (tp > 1),

@@ -24,6 +24,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from autopar.units import GIB, format_bytes, format_count, format_seconds
 from search.engines.candidate import PRECISIONS, Constraints
+from search.engines.space import adapter_limits
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
             samples_per_s=one.best.samples_per_s,
             launch=asdict(degrees_entry(one.best.choice, question.job.world)),
             words=words_of(question, one.best),
+            broken=adapter_limits(one.engine, question.job),
         )
     line = EngineBest(
         engine=one.engine.name, samples_per_s=None, reason=one.reason, broken=one.broken
@@ -188,7 +190,8 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
     named = [f"--{name}" for name in fixed.options]
     if named:
         kinds.append(f"plans excluded by {', '.join(named)}")
-    return (*kinds, *engine.left_out)
+    limits = (f"{one.problem} ({one.id})" for one in adapter_limits(engine, found.question.job))
+    return (*kinds, *limits, *engine.left_out)
 
 
 def price_of(assessment: Assessment, target: Target) -> Price:

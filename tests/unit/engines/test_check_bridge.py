@@ -438,7 +438,8 @@ def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("llama3_8b_sft_config", "trains adapters or task samples"),
-        ("qwen3_30b_a3b_peft_config", "trains adapters or task samples"),
+        ("qwen3_30b_a3b_peft_config", "packs samples"),
+        ("gemma2_9b_peft_config", "trains adapters or task samples"),
         ("nemotron_3_nano_pretrain_config", "model.num_layers"),
         ("mixtral_8x7b_pretrain_config", "settings of mixtral_8x7b_pretrain_config"),
     ],

@@ -8,6 +8,7 @@ from autopar.run.run import Run
 from search.engines.bridge.read import run_of_settings
 from search.engines.bridge.recipes import (
     _LIBRARY,
+    _TUNED,
     Recipe,
     layout_of,
     named_recipe,
@@ -39,7 +40,7 @@ def of_recipe(recipe: Recipe, gpus: int, gpu: str) -> Run:
     return read.run
 
 
-def check(run: Run, model: str) -> None:
+def check(run: Run, model: str, kind: str = "pretrain") -> None:
     """Check that overrides of the model's recipe say a launch."""
     gpus = run.strategy.gpus
     place = ExportTarget(num_nodes=gpus // 8, gpus_per_node=8, model=model)
@@ -48,7 +49,7 @@ def check(run: Run, model: str) -> None:
 
     assert found.losses == ()
     assert without_effect(found.runs) == without_effect(run)
-    assert f"--recipe {model}_pretrain_config" in found.files["bridge_overrides.sh"]
+    assert f"--recipe {model}_{kind}_config" in found.files["bridge_overrides.sh"]
 
 
 @pytest.mark.parametrize("name", sorted(_LIBRARY))
@@ -67,3 +68,17 @@ def test_library_recipes_come_back(name: str) -> None:
 def test_performance_recipes_come_back(model: str, gpu: str, precision: str, gpus: int) -> None:
     """The presets of NVIDIA's tables become overrides of the library's recipe."""
     check(of_recipe(performance_recipe(model, gpu, precision, None), gpus, gpu), model)
+
+
+@pytest.mark.parametrize("name", sorted(_TUNED))
+def test_recipes_for_adapters_come_back(name: str) -> None:
+    """Rank, modules and samples as well, which other recipes do not have."""
+    recipe = named_recipe(f"{name}_peft_config")
+    ranks = 1
+    for key in ("tensor_model", "pipeline_model"):
+        ranks *= recipe.settings[f"model.{key}_parallel_size"]
+    run = of_recipe(recipe, max(ranks, 8), "H100")
+    adapters = run.runtime.adapters
+    assert adapters is not None
+    assert adapters.rank == recipe.settings["peft.dim"]
+    check(run, name, "peft")

@@ -9,10 +9,13 @@ import pytest
 from autopar.errors import DocumentError, InputError
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
+from autopar.run.rules import RuleError
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload
 from autopar.training.adapters import Adapters
+from search.engines.arguments import UnpricedError
 from search.engines.bridge.read import run_of_settings
+from search.engines.bridge.recipes import named_recipe
 from search.engines.deepspeed.read import read_deepspeed
 from search.engines.huggingface.read import read_accelerate
 from search.engines.megatron.findings import findings_of
@@ -234,3 +237,49 @@ def test_arguments_without_effect_are_said() -> None:
     idle = [one.text for one in said if one.kind == "no effect"]
     for flag in words:
         assert any(text.startswith(f"--{flag} (no --") for text in idle)
+
+
+PEFT = {"use-peft": ("true",), "lora-r": ("8",), "lora-dropout": ("0",)}
+PARALLEL = {"parallelism_config": {"parallelism_config_tp_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "document", "given", "rule"),
+    [
+        ("deepspeed", {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}},
+         {}, "deepspeed.adapters-tensor"),
+        ("deepspeed", {}, {"load-in-8bit": ("true",)}, "deepspeed.base-int8"),
+        ("accelerate", {"distributed_type": "FSDP"}, {"load-in-8bit": ("true",)},
+         "accelerate.base-int8"),
+        ("accelerate", {"distributed_type": "MULTI_GPU", **PARALLEL}, {"load-in-4bit": ("true",)},
+         "transformers.base-tensor"),
+    ],
+)  # fmt: skip
+def test_files_break_the_rules_on_adapters_that_a_search_keeps(
+    trainer: str, document: dict[str, Any], given: dict[str, tuple[str, ...]], rule: str
+) -> None:
+    flags = {**SCRIPT, **PEFT, **given}
+    read = read_deepspeed if trainer == "deepspeed" else read_accelerate
+    whole = {**(ZERO3 if trainer == "deepspeed" else {}), **document}
+    with pytest.raises(RuleError) as found:
+        read(whole, flags, world_size=4, gpu="H100")
+    assert found.value.ids == (rule,)
+
+
+def test_quantised_weights_beside_experts_have_no_price() -> None:
+    """bitsandbytes leaves experts of transformers 5 in 16 bits, and says nothing."""
+    flags = {**SCRIPT, **PEFT, "model-name-or-path": ("mistralai/Mixtral-8x7B-v0.1",)}
+    assert read_deepspeed(ZERO3, flags, world_size=4, gpu="H100").run.runtime.adapters is not None
+    with pytest.raises(UnpricedError) as found:
+        read_deepspeed(ZERO3, {**flags, "load-in-4bit": ("1",)}, world_size=4, gpu="H100")
+    assert found.value.key == "--load_in_4bit"
+
+
+def test_recipes_for_adapters_say_their_ranks() -> None:
+    """Rows of A are split over tensor ranks."""
+    settings = named_recipe("llama3_70b_peft_config").settings
+    place: dict[str, Any] = {"world_size": 8, "environment": {}, "gpu": "H100", "source": "x.sh"}
+    assert run_of_settings(settings, **place).run.runtime.adapters is not None
+    with pytest.raises(RuleError) as found:
+        run_of_settings({**settings, "peft.dim": 4}, **place)
+    assert found.value.ids == ("megatron.adapters.rank",)
