@@ -225,7 +225,9 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
         ({"engine": "torchtitan"}, "torchtitan.adapters"),
     ],
 )  # fmt: skip
-def test_adapters_are_what_files_of_the_trainer_can_say(given: dict[str, object], rule: str) -> None:
+def test_adapters_are_what_files_of_the_trainer_can_say(
+    given: dict[str, object], rule: str
+) -> None:
     """What a file cannot say is dropped before plans are ranked."""
     asked = {**_DENSE, **_WHOLE, "hardware": "h100:1x8", "lora": "16", "top": "0", **given}
     with pytest.raises(RuleError) as found:
