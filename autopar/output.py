@@ -95,26 +95,22 @@ def write_files(
     aside : called for each file whose earlier content was kept; None keeps no earlier content
     replace : files whose earlier content is never kept
     """
-    with contextlib.ExitStack() as stack:
-        made = []
-        special = []
-        for path, content in files.items():
-            raw = _encoded(path, content)
-            if _is_special(path):
-                special.append((path, raw))
-                continue
+    made: list[PendingFile] = []
+    try:
+        # Devices and pipes come last, because writing to them cannot be undone.
+        for path in sorted(files, key=_is_special):
+            raw = _encoded(path, files[path])
             with _named(path):
-                made.append(stack.enter_context(pending_file(path)))
+                made.append(PendingFile(path))
                 made[-1].stream.write(raw)
                 made[-1].close()
-        # Devices and pipes come last, because writing to them cannot be undone.
-        for path, raw in special:
-            with _named(path), pending_file(path) as file:
-                file.stream.write(raw)
-                file.close()
         for file in made:
             with _named(file.asked):
                 file.end(aside=None if file.asked in replace else aside)
+    finally:
+        # Ctrl-C must not leave a temporary file either.
+        for file in made:
+            file.drop()
 
 
 def safe_name(text: str, *, most: int = 80) -> str:
@@ -144,8 +140,16 @@ def _named(path: Path) -> Iterator[None]:
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that a killed process left next to a file."""
     for leftover in path.parent.glob(f"{glob.escape(_part_prefix(path))}*{_PART}"):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
+        _remove(leftover)
+
+
+def _remove(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        part.unlink()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _part_prefix(path: Path) -> str:
@@ -174,12 +178,13 @@ class PendingFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, since a file can only be renamed within one file system. The name is
         # unpredictable, since a link prepared there would be followed.
-        import tempfile  # late: every command imports this module, and few write
+        name = f"{_part_prefix(self.path)}{os.urandom(8).hex()}{_PART}"
+        self.part = self.path.with_name(name)
+        import weakref  # late: every command imports this module, and few write
 
-        prefix = _part_prefix(self.path)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=prefix, suffix=_PART)
-        self.part = Path(name)
-        self.stream = os.fdopen(handle, "wb")
+        # Before the file exists: a signal may end the command after any instruction.
+        self._unfinished = weakref.finalize(self, _remove, self.part)
+        self.stream = open(self.part, "xb", opener=_private)  # noqa: SIM115
 
     def close(self) -> None:
         """Write the remaining content to the disk."""
@@ -214,7 +219,7 @@ class PendingFile:
             # The umask can only be read by setting it.
             umask = os.umask(0)
             os.umask(umask)
-            rights = 0o666 & ~umask  # mkstemp makes private files; documents are shared
+            rights = 0o666 & ~umask  # temporary files are private; documents are shared
         self.part.chmod(rights)
         self.part.replace(target)
         if aside is not None and kept is not None:
@@ -227,6 +232,7 @@ class PendingFile:
             self.stream.close()  # a full disk raises here again
         if self.part is not None:
             self.part.unlink(missing_ok=True)
+            self._unfinished.detach()
 
 
 def _alike(one: Path, other: Path) -> bool:
@@ -259,17 +265,6 @@ def _kept(path: Path) -> Path:
             shutil.copy2(path, kept)
         return kept
     raise AssertionError("numbers have no end")
-
-
-@contextlib.contextmanager
-def pending_file(path: Path) -> Iterator[PendingFile]:
-    """Yield a file to fill and `end`; without `end` it is removed afterwards."""
-    file = PendingFile(path)
-    try:
-        yield file
-    # Ctrl-C must not leave a temporary file either.
-    finally:
-        file.drop()
 
 
 def refuse_clashes(

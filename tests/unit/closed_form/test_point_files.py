@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar import output
 from autopar.documents.checks import load_document
 from autopar.errors import OptionError
 from autopar.records import replace
+from search.closed_form import session
 from search.closed_form.answers import Answer, SearchCallbacks
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
@@ -24,6 +26,7 @@ from search.closed_form.tensor2d import (
     System as Tensor2dSystem,
     evaluate as evaluate_tensor2d,
 )
+from tests.interrupts import ended_at_each_moment
 from tests.oracles.calculon import evaluate
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
@@ -251,6 +254,23 @@ def test_an_error_leaves_no_file(tmp_path: Path) -> None:
         fail()
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams that nobody closed
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_signal_at_any_moment_leaves_no_temporary_file(tmp_path: Path, name: str) -> None:
+    """Points are whole under their name, or not there."""
+
+    def write() -> None:
+        (tmp_path / name).unlink(missing_ok=True)
+        with PointFile(str(tmp_path / name), "--all") as points:
+            points.write(ROWS)
+
+    last = 0
+    for last in ended_at_each_moment(write, output, session):
+        assert {path.name for path in tmp_path.iterdir()} <= {name}, last
+    assert last > 50
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:

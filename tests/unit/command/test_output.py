@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from autopar import output
 from autopar.errors import OptionError
 from autopar.output import (
     OutsideError,
+    PendingFile,
     only_below,
-    pending_file,
     refuse_clashes,
     safe_name,
     write_files,
     write_text,
 )
+from tests.interrupts import ended_at_each_moment
 
 
 def left_in(folder: Path) -> list[str]:
@@ -67,13 +69,37 @@ def test_a_link_that_waits_at_a_temporary_name_is_not_followed(tmp_path: Path) -
     victim.write_text("kept")
     names = set()
     for _ in range(3):
-        with pending_file(tmp_path / "out.csv") as file:
-            names.add(file.part.name)
+        file = PendingFile(tmp_path / "out.csv")
+        assert file.part is not None
+        names.add(file.part.name)
+        file.drop()
     assert len(names) == 3
     for name in (".out.csv.part", "out.csv.part", "out.csv.tmp"):
         (tmp_path / name).symlink_to(victim)
     write_text(tmp_path / "out.csv", "rows")
     assert victim.read_text() == "kept"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams that nobody closed
+@pytest.mark.parametrize("old", [None, "new", "old"])
+def test_a_signal_at_any_moment_leaves_no_temporary_file(
+    tmp_path: Path, old: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has no name, its old content or its new one."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    path = tmp_path / "out.json"
+
+    def write() -> None:
+        if old is not None:
+            path.write_text(old)
+        write_files({path: "new"}, aside=lambda *_: None)
+
+    last = 0
+    for last in ended_at_each_moment(write, output):
+        assert set(left_in(tmp_path)) <= {"out.json", "out.json.bak-1"}, last
+        assert not path.exists() or path.read_text() in {"new", old}
+    assert last > 50
+    assert path.read_text() == "new"
 
 
 def test_rights_of_a_file_stay_and_new_ones_follow_the_umask(tmp_path: Path) -> None:

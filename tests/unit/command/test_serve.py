@@ -20,7 +20,7 @@ import pytest
 from autopar.command import serve
 from autopar.command.tools.answers import LIMIT
 from autopar.command.tools.workers import Outcome, Worker, outcome_of
-from autopar.output import pending_file
+from autopar.output import PendingFile
 
 START = "import sys; sys.argv = ['autopar', *{words}]; import autopar.cli as e; e.main()"
 SMALL = {
@@ -128,11 +128,15 @@ def _backtracks(folder: Path) -> Outcome:
 
 def _writes(folder: Path) -> Outcome:
     """A call that is stopped while it writes a file, with a temporary one elsewhere."""
-    with tempfile.NamedTemporaryFile(delete=False), pending_file(folder / "page.html") as file:
-        file.stream.write(b"half")
-        (folder / "begun").touch()
-        time.sleep(600)
-        file.end()
+    with tempfile.NamedTemporaryFile(delete=False):
+        file = PendingFile(folder / "page.html")
+        try:
+            file.stream.write(b"half")
+            (folder / "begun").touch()
+            time.sleep(600)
+            file.end()
+        finally:
+            file.drop()
     raise AssertionError("it never ends")
 
 

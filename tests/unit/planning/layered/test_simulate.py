@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
-
 import pytest
 
 from search.planning.cost.pipeline import replay
 from search.planning.layered.core import core
+from tests.interrupts import interrupted
 from tests.oracles.reference import pipeline_time
 
 
@@ -104,18 +102,8 @@ def test_impossible_pipelines_are_refused(
 
 def test_a_replay_can_be_interrupted() -> None:
     """An exception of a signal handler ends the compiled part, which would run for hours."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            core.replay([1.0] * 4, [1.0] * 4, [0.0] * 3, [0.0] * 4, 1 << 60, False, False)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted(0.2):
+        core.replay([1.0] * 4, [1.0] * 4, [0.0] * 3, [0.0] * 4, 1 << 60, False, False)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 from msgspec.structs import asdict
 from rich.console import Console
 
@@ -23,6 +21,7 @@ from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from search.show.terminal import show_answer
+from tests.interrupts import interrupted
 from tests.oracles.instances import Shape, random_tables
 from tests.oracles.reference import evaluate
 
@@ -39,12 +38,12 @@ def test_a_hard_sub_problem_stops_with_its_best_plan() -> None:
         candidates=((0, 64), (0, 67)),
     )
     tables = random_tables(np.random.default_rng(3), shape, {"1f1b"})
-    start = time.monotonic()
+    start = time.process_time()
 
     solution = solve_tables(tables, 1 << 40, time_limit_s=0.5)
 
     assert solution.status == "time_limit"
-    assert time.monotonic() - start < 30  # minutes without a limit; machines may be slow
+    assert time.process_time() - start < 30  # minutes without a limit
     assert 0 < solution.bound_step_time_s < solution.step_time_s
     actual = evaluate(
         tables,
@@ -66,7 +65,7 @@ UNLIKE = Shape(
 def test_unlike_layer_types_have_a_plan_in_time() -> None:
     """What is tried when no plan is known once took minutes, as did why nothing fits."""
     tables = random_tables(np.random.default_rng(0), UNLIKE, {"gpipe", "transients"})
-    start = time.monotonic()
+    start = time.process_time()
     nothing = solve_tables(tables, 0, time_limit_s=60.0)
     assert nothing.status == "infeasible"
     smallest = nothing.smallest_budget_bytes
@@ -77,7 +76,7 @@ def test_unlike_layer_types_have_a_plan_in_time() -> None:
         plan = (solution.stage_sizes, solution.strategy_index, solution.vocab_index)
         assert evaluate(tables, 0, *plan).peak_bytes <= budget
     assert solve_tables(tables, smallest - 1, time_limit_s=60.0).status == "infeasible"
-    assert time.monotonic() - start < 60  # seconds on an idle machine
+    assert time.process_time() - start < 60  # seconds on an idle machine
 
 
 def test_the_bound_of_a_stopped_search_holds() -> None:
@@ -137,12 +136,12 @@ def test_tables_priced_in_parts_are_the_same() -> None:
 
 def test_a_limit_while_tables_are_priced() -> None:
     """The best of what was priced is a plan, of whose distance from the best nothing is known."""
-    start = time.monotonic()
+    start = time.process_time()
     # no table but the first slice is priced in so little time, however fast that is
     with patch("search.planning.layered.planner._PRICED_SHARE", 0.0):
         result = planner(time_limit_s=0.05).solve()
 
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert result.status == "time_limit"
     assert result.plan is not None
     assert result.bound_samples_per_s == math.inf
@@ -170,20 +169,7 @@ def test_alternatives_that_the_limit_cut_off_are_told() -> None:
 
 
 def test_ctrl_c_while_tables_are_priced() -> None:
-    """Within a second on an idle machine, without any limit."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    """At once, without any limit."""
     big = planner(max_pp_deg=4)
-    before = signal.signal(signal.SIGALRM, stop)
-    start = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            big.solve(global_batch_sizes=range(64, 4096, 16))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-    assert time.monotonic() - start < 10
+    with interrupted(0.1):
+        big.solve(global_batch_sizes=range(64, 4096, 16))
