@@ -102,6 +102,7 @@ METADATA: tuple[MetadataRow, ...] = (
         unit="count",
         compared="resume",
     ),
+    MetadataRow(key="threads", meaning="threads of a CPU", unit="count", compared="resume"),
     MetadataRow(key="topology", meaning="links between the GPUs of rank 0's host", unit="table"),
     MetadataRow(key="sm_clock_hz", meaning="clock of the GPU's multiprocessors", unit="Hz"),
     MetadataRow(key="sm_clock_max_hz", meaning="highest such clock", unit="Hz"),
@@ -239,7 +240,14 @@ def first_line(path: Path) -> str | None:
 
 _OLDEST_TORCH = (2, 6)
 _REMEDY = "Run `pip install 'autopar[profile]'`"
-_ALIKE = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "device": "the device"}
+THREADS = "OMP_NUM_THREADS"
+_ALIKE = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+    "device": "the device",
+    "threads": "the number of threads",
+}
 """`RankInfo` fields that must be equal on all ranks, mapped to their display names."""
 _VARIABLES = re.compile(
     r"((TORCH_)?NCCL|GLOO|CUDA|OMP|UCX|FI|CUBLAS(LT)?|CUDNN|PYTORCH|TORCH_(CUDNN|CUBLAS|BLAS|ALLOW))"
@@ -346,6 +354,8 @@ class RankInfo(Record):
     cpu: str
     num_cpus: int
     """Number of CPUs that the process may use."""
+    threads: int | None
+    """Threads of one operation on a CPU; None on a GPU."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -420,7 +430,33 @@ def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
         python=platform.python_version(),
         cpu=cpu_name(),
         num_cpus=len(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads() if uuid is None else None,
     )
+
+
+def rank_threads() -> int:
+    """Return the threads of one operation on a CPU: OMP_NUM_THREADS, else torchrun's 1 per rank.
+
+    All commands that measure or run on a CPU use this number, so that their times belong together.
+
+    Raises
+    ------
+    InputError: OMP_NUM_THREADS is not a number.
+    """
+    text = os.environ.get(THREADS, "1")
+    if not re.fullmatch("[1-9][0-9]{0,4}", text):
+        raise InputError(
+            f"the environment variable {THREADS} is {text!r}, expected a number of at least 1",
+            remedy=f"Use `{THREADS}=1`, as torchrun does",
+        )
+    return int(text)
+
+
+def use_rank_threads() -> None:
+    """Set torch to the threads of a rank; torch itself would use all cores of the machine."""
+    import torch
+
+    torch.set_num_threads(rank_threads())
 
 
 def check_alike(infos: Sequence[RankInfo]) -> None:
@@ -505,6 +541,7 @@ def machine_metadata(
         "memory_bytes": first.memory_bytes,
         "cpu": first.cpu,
         "num_cpus": first.num_cpus,
+        "threads": first.threads,
         "topology": nvidia_smi("topo", "-m") if on_gpu else None,
         **gpu_clocks(first.device_uuid),
         **{ENVIRONMENT_PREFIX + k: v for k, v in recorded_environment(os.environ).items()},

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autopar.errors import InputError, OptionError
 from autopar.records import Record
 from autopar.units import format_list
-from profiler.environment import RankInfo, check_alike, collect
+from profiler.environment import RankInfo, check_alike, collect, use_rank_threads
 from profiler.hardware.options import Cluster, Group, Round
 from profiler.measure import Timer, make_timer, renamed, torch_dtype
 from profiler.options import RankOptions
@@ -486,7 +486,7 @@ def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(1)  # ranks share the cores; more threads would compete
+        use_rank_threads()
 
     met = meet("autopar", device, options.timeout_s)
     check_alike(met.infos)

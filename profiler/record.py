@@ -260,7 +260,7 @@ _PATIENCE_S = 10.0
 _M = TypeVar("_M", Measurement, ModelMeasurement)
 
 
-class _Keyed(Protocol):
+class Keyed(Protocol):
     """Minimal interface of a cell to be measured."""
 
     @property
@@ -269,7 +269,7 @@ class _Keyed(Protocol):
         ...
 
 
-_C = TypeVar("_C", bound=_Keyed)
+_C = TypeVar("_C", bound=Keyed)
 
 
 class Counts(NamedTuple):
@@ -427,7 +427,7 @@ class Record(ABC, Generic[_M]):
         """Return the existing files: documents and their sidecars."""
         return [path for file in self._asked for path in file.present]
 
-    def counts(self, cells: Iterable[_Keyed] | None = None) -> Counts:
+    def counts(self, cells: Iterable[Keyed] | None = None) -> Counts:
         """Return the number of measured, failed and skipped cells, of `cells` only if given."""
         found = self.measurements
         keys = found if cells is None else [cell.key for cell in cells if cell.key in found]
@@ -435,7 +435,7 @@ class Record(ABC, Generic[_M]):
         return Counts(statuses.count("ok"), statuses.count("failed"), statuses.count("skipped"))
 
     def conclude(
-        self, sentences: Iterable[str], cells: Iterable[_Keyed] | None = None, *, more: str = ""
+        self, sentences: Iterable[str], cells: Iterable[Keyed] | None = None, *, more: str = ""
     ) -> int:
         """Print messages, the paths of the files and the number of cells by status.
 

@@ -338,6 +338,7 @@ def read_hardware(
         domain_gpus=_domain_gpus(files, gpus_per_node),
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
+        threads=None if (threads := _agreed(files, "threads")) is None else int(threads),
         name=names[0] if names else "measured",
         # One estimated file makes the whole profile an estimate.
         estimated=any(s.estimated for s in sidecars),

@@ -130,6 +130,7 @@ def read_model_profile(
         estimated=kept.estimated or (sidecar is not None and sidecar.estimated),
         synthetic=kept.synthetic or (sidecar is not None and sidecar.synthetic),
         logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
+        threads=sidecar.threads if sidecar is not None else None,
         sources=tuple(dict.fromkeys((*times_file.sources, *kept.sources))),
         notes=(
             *file_notes,

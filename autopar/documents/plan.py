@@ -245,6 +245,8 @@ class OptionsEntry(Entry, forbid_unknown_fields=False):
     """True if gradients of a bf16 run have 4 bytes, False for 2."""
     engine: _Text | None = None
     """Engine whose plans were searched; absent if not given."""
+    threads: _Count | None = None
+    """Threads of one operation on a CPU that the inputs were measured with; absent otherwise."""
 
     def content(self) -> dict[str, Any]:
         """Return the given options by name."""

@@ -401,6 +401,13 @@ class Sidecar(Record):
             for place, times in enumerate(getattr(self, key)):
                 _check_spread(f"{key}[{place}]", times)
 
+    @property
+    def threads(self) -> int | None:
+        """Threads of one operation on the measured CPU; None on a GPU, or if not recorded."""
+        found = self.runs[-1].metadata.get("threads") if self.runs else None
+        # Memory is counted: it does not depend on threads.
+        return found if type(found) is int and self.document != "memory" else None
+
 
 REPLACES = "replaces"
 """Metadata key of a run: true if its cells of a model replace all earlier ones."""

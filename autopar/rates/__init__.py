@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopar.rates.card import Card, estimate_hardware, load_card, parse_hardware
-    from autopar.rates.model import activation_bytes, check_rates, estimate_model
+    from autopar.rates.model import (
+        activation_bytes,
+        check_rates,
+        check_threads,
+        estimate_model,
+    )
 
 __all__ = [
     "Card",
     "activation_bytes",
     "check_rates",
+    "check_threads",
     "estimate_hardware",
     "estimate_model",
     "load_card",

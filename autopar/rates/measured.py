@@ -220,6 +220,8 @@ class HardwareProfile(Record, eq=False):
     """Memory of one device in bytes; None if unknown."""
     memory_bytes_per_s: float | None = None
     """Memory bandwidth of one device; None if unknown: optimizer and look-up take 0 s."""
+    threads: int | None = None
+    """Threads of one operation on a CPU during the measurement; None on a GPU, or if unknown."""
     name: str = "measured"
     estimated: bool = False
     """True if the numbers come from a datasheet and not from a measurement."""

@@ -29,6 +29,7 @@ from autopar.run.model import (
     parameter_count,
 )
 from autopar.run.plan import tensor_degrees
+from autopar.run.rules import RuleError, notice
 from autopar.sanity_checks import doubtful_rate, notes_of
 from autopar.sources import Source
 from autopar.units import MS
@@ -403,6 +404,17 @@ def check_rates(
             doubt = doubtful_rate(key, value, flop / p.forward_s, peak, device)
             doubts += [] if doubt is None else [doubt]
     return notes_of(Path(profile.sources[0].path), doubts)
+
+
+def check_threads(profile: ModelProfile, hardware: HardwareProfile) -> None:
+    """Raise RuleError if layers and collectives were measured on CPUs with different threads."""
+    numbers = (profile.threads, hardware.threads)
+    if None in numbers or len({*numbers}) == 1:
+        return
+    problem = "layer times were measured with {layers} threads, collectives with {collectives}"
+    remedy = "Measure both with the OMP_NUM_THREADS of training; torchrun uses 1 per rank"
+    values = {"layers": profile.threads, "collectives": hardware.threads}
+    raise RuleError((notice("profiles.threads", "illegal", problem, remedy, **values),))
 
 
 def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> float:

@@ -281,6 +281,8 @@ class ModelProfile(Record):
     measured tables, which include this peak."""
     rank_bytes: float = 0.0
     """Bytes on every rank for workspaces and tables of the engine, independent of its layers."""
+    threads: int | None = None
+    """Threads of one operation on a CPU during the measurement; None on a GPU, or if unknown."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences about values that the reader derived or skipped."""

@@ -313,6 +313,7 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
 def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> float | None:
     """Return `overlap_coe`, the largest slowdown by overlap, limited to 1..10; None without one."""
     slowdowns: dict[str, float] = {}
+    failed: dict[str, list[str]] = {}
     emulated = False
     for key, m in sorted(measurements.items()):
         if not m.operation.startswith("overlap_"):
@@ -323,7 +324,9 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
             slowdowns[key] = max(one.ratio for one in found if one is not None)
             emulated = emulated or m.emulated
         elif m.status != "ok":
-            warnings.append(f"overlap_coe ignores {key}: {m.reason or m.status}")
+            failed.setdefault(m.reason or m.status, []).append(key)
+    # Cells that fail on a busy machine have one reason, which is reported once.
+    warnings += [f"overlap_coe ignores {', '.join(keys)}: {why}" for why, keys in failed.items()]
     if not slowdowns:
         return None
     worst = max(slowdowns, key=lambda key: slowdowns[key])

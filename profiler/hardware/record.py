@@ -34,7 +34,7 @@ from profiler.hardware.documents import (
 )
 from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.options import RankOptions
-from profiler.record import Content, DocumentFile, Record, incomparable, run_number
+from profiler.record import Content, DocumentFile, Keyed, Record, incomparable, run_number
 
 
 def hardware_metadata(
@@ -178,6 +178,18 @@ class HardwareRecord(ClusterRecord):
         # Ignore measurements that only belong to documents of other commands.
         found = newest_measurements(self._runs())
         return {key: m for key, m in found.items() if self._kinds & set(kinds_of(m))}
+
+    def conclude(
+        self, sentences: Iterable[str], cells: Iterable[Keyed] | None = None, *, more: str = ""
+    ) -> int:
+        """Print as `Record.conclude`; return 1 only if a file lacks a value because cells failed.
+
+        The overlap file has one value: overlap cells may fail if another was measured.
+        """
+        code = super().conclude(sentences, cells, more=more)
+        failed = [m for m in self.measurements.values() if m.status == "failed"]
+        lost = [m for m in failed if not m.operation.startswith("overlap_")]
+        return code if lost or self._derive().data["overlap"] is None else 0
 
     def warnings(self) -> list[str]:
         """Return warnings about missing values, and about files with values that were not

@@ -42,7 +42,6 @@ _MODEL_ROWS = {
 }
 """Descriptions of metadata that must be equal in all runs of a file, by key. These keys are in
 addition to those of `profiler.environment`."""
-_TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
 """Metadata keys that exact counts depend on, in addition to those of the model. They do not depend
@@ -53,8 +52,6 @@ def model_metadata(
     info: RankInfo, argv: Sequence[str], options: ModelOptions, spec: ModelSpec
 ) -> Metadata:
     """Return the metadata of the run of this process: machine, command, options and model."""
-    import torch
-
     return {
         **machine_metadata(
             [info],
@@ -66,7 +63,6 @@ def model_metadata(
         "unit": options.unit,
         "tp_impl": options.tp_impl,
         "mode": options.mode,
-        "threads": torch.get_num_threads() if info.device_uuid is None else None,
     }
 
 
@@ -80,7 +76,7 @@ def model_differences(
     earlier, now : metadata of the two runs. Each difference is one clause of a sentence.
     """
     if kind != "memory":
-        return comparable(earlier, now, resume=True, own=_TIME_ROWS)
+        return comparable(earlier, now, resume=True, own=_MODEL_ROWS)
     keys = (*_EXACT_KEYS, *_MEMORY_ROWS)
     exact = ({key: metadata.get(key) for key in keys} for metadata in (earlier, now))
     return comparable(*exact, resume=True, own=_MEMORY_ROWS)

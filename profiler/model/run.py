@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, summarize
 from autopar.units import format_bytes, format_seconds
-from profiler.environment import collect
+from profiler.environment import THREADS, collect, use_rank_threads
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.documents import main_fits
@@ -251,6 +252,10 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
             remedy="Use --profile-unit all",
         )
     device = _device(options)
+    if device.type == "cpu":
+        if THREADS not in os.environ:
+            say(f"profile-model: {THREADS} not set; using 1 thread, as torchrun does for a rank")
+        use_rank_threads()
     cells = plan_cells(spec, options, own_degrees=source.degrees if own_module else None)
     for warning in _source_warnings(source, options):
         say(f"profile-model: {warning}")

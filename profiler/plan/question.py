@@ -13,6 +13,7 @@ from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import Record, replace, shorten
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+from profiler.environment import rank_threads
 from profiler.options import Precision, SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions
 
@@ -239,6 +240,8 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
     job = _job(options, stored, mode, plan, spec)
     prediction = _prediction(stored, plan)
     why = () if options.plan is None else _other_run(stored, job, plan, spec)
+    if mode == "run":
+        why = (*why, *_other_threads(stored))
     if prediction is not None and why:
         notes.append(
             f"the prediction in {source} is for another run ({', '.join(why)}) and is ignored"
@@ -464,6 +467,11 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
     if then_precision is not None and then_precision != job.precision:
         differences.append(f"{then_precision}, here {job.precision}")
     return tuple(differences)
+
+
+def _other_threads(stored: _Stored) -> tuple[str, ...]:
+    then, now = stored.options.threads, rank_threads()
+    return () if then in (None, now) else (f"{then} threads per rank, here {now}",)
 
 
 def _other_model(stored: _Stored, spec: ModelSpec) -> list[str]:

@@ -27,7 +27,7 @@ from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
 from autopar.records import replace
 from autopar.units import format_bytes
-from profiler.environment import launched_ranks
+from profiler.environment import launched_ranks, use_rank_threads
 from profiler.measure import out_of_memory, torch_dtype
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
@@ -497,6 +497,8 @@ def run_plan(
             remedy=f"Start torchrun with {job.plan.world_size} ranks",
         )
     _check_zero(job, cube, device)
+    if device.type == "cpu":
+        use_rank_threads()
     with joined_ranks(
         name, device, cube, timeout_s=timeout_s, predicted_bytes=predicted_bytes
     ) as begin:

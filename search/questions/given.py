@@ -168,7 +168,11 @@ class GivenPlan(Record, eq=False):
             defaults=self.assumed,
             synthetic=session.synthetic,
             estimated=session.estimated,
-            options=option_record(session.options, session.options.memory_constraint_bytes),
+            options=option_record(
+                session.options,
+                session.options.memory_constraint_bytes,
+                session.hardware.threads,
+            ),
             request=asked,
             throughput=session.throughput(self.plan, self.prediction),
             price=self.gpu_hour_price,

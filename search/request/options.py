@@ -324,10 +324,13 @@ class Shares:
         return max(self._until - time.perf_counter(), 0.0) / number
 
 
-def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
+def option_record(
+    options: SearchOptions, memory_bytes: float, threads: int | None = None
+) -> dict[str, object]:
     """Return the options that affect the result by name, for plan files, without the time limit.
 
     memory_bytes : memory budget that is stored in place of the one of `options`
+    threads : threads of one operation on the measured CPU; None on a GPU, or if unknown
     """
     # only the calibration is a document, all other values are plain
     record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
@@ -338,7 +341,7 @@ def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, obje
     del record["time_limit_s"]
     if options.calibration is None:  # plan files of searches without a calibration omit the key
         del record["calibration"]
-    return record
+    return record if threads is None else {**record, "threads": threads}
 
 
 @dataclass(frozen=True, kw_only=True)

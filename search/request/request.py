@@ -244,6 +244,7 @@ def load_placed(
     key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
     spec, profile = once(key, lambda: _model(inputs, options, card))
     profile, hardware = _with_stack(profile, hardware, inputs, card)
+    estimate.check_threads(profile, hardware)
     if card is None or inputs.time_profiling_path is not None:
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))

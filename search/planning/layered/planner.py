@@ -461,7 +461,7 @@ class Planner:
             infeasibility=self._infeasibility(built, solution, memory, explained=explained),
             defaults_used=tuple(cost.defaults_used),
             notes=tuple(cost.notes),
-            options=option_record(self.options, memory),
+            options=option_record(self.options, memory, self.hardware.threads),
             sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
             estimated=self.hardware.estimated or self.profile.estimated,
             synthetic=self.hardware.synthetic or self.profile.synthetic,

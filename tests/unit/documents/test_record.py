@@ -166,6 +166,29 @@ def test_no_file_names_a_host_unless_somebody_asks(tmp_path: Path, named: bool) 
         assert all(label in text for label in host_labels(hosts, tmp_path).values())
 
 
+@pytest.mark.parametrize(
+    ("operation", "number", "code"),
+    [("overlap", 1, 0), ("overlap", 99, 1), ("p2p", 1, 1), ("allreduce", 1, 1)],
+)
+def test_a_failed_cell_counts_if_a_file_lacks_a_value(
+    tmp_path: Path, operation: str, number: int, code: int
+) -> None:
+    """A busy machine fails single overlap cells, and the others give the coefficient."""
+    cells = planned("all")
+    doomed = [cell for cell in cells if cell.operation.startswith(operation)][:number]
+    with opened(tmp_path) as record:
+        for cell in cells:
+            done = unmeasured(cell, "failed", "busy") if cell in doomed else measure(cell)
+            record.put(done)
+        warnings = record.warnings()
+        assert record.conclude(warnings) == code
+        assert record.counts().failed == len(doomed)
+    if operation == "overlap":
+        (said,) = (line for line in warnings if line.startswith("overlap_coe ignores "))
+        assert all(cell.key in said for cell in doomed)
+        assert (tmp_path / OVERLAP).exists() == (code == 0)
+
+
 def test_one_device_gets_all_that_a_planner_asks_for(tmp_path: Path) -> None:
     """A world of one writes documents without keys, which are read as a profile."""
     with opened(tmp_path, num_gpus=1) as record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates import estimate_hardware
 from autopar.records import replace
+from autopar.run.rules import RuleError
 from autopar.sources import STACK_ROLE
 from search.commands import search as cli
 from search.planning.session import open_session
@@ -131,6 +133,43 @@ def test_a_folder_of_four_gpus_is_planned_without_sizes(
     assert cli.run(["--hardware", str(folder), *options, "--output-config-path", "none"]) == 0
 
     assert "1 x 4 GPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("layers", "collectives", "refused"),
+    [(2, 1, True), (1, 4, True), (1, 1, False), (2, None, False), (None, 1, False)],
+)
+def test_profiles_of_other_threads_are_not_mixed(
+    tmp_path: Path,
+    profile: dict[str, str],
+    layers: int | None,
+    collectives: int | None,
+    refused: bool,
+) -> None:
+    """Times of a CPU depend on the threads of a rank, which sidecars record."""
+    hardware = folder_of(tmp_path / "hardware", (1, 8))
+    model = Path(shutil.copytree(profile["time_profiling_path"], tmp_path / "model"))
+    files = dict.fromkeys(model.glob("computation*.meta.json"), layers)
+    files |= dict.fromkeys(hardware.glob("*.meta.json"), collectives)
+    assert len(files) >= 5
+    # memory is counted, with any number of threads
+    files |= dict.fromkeys(model.glob("memory*.meta.json"), 7)
+    for path, threads in files.items():
+        content = json.loads(path.read_text("utf-8"))
+        content["runs"] = [{"id": "1-a", "metadata": {"threads": threads}}]
+        path.write_text(json.dumps(content), encoding="utf-8")
+    own = dict.fromkeys(("time_profiling_path", "memory_profiling_path"), str(model))
+    inputs = InputSpec(**{**profile, **own}, hardware=str(hardware))
+    options = SearchOptions(time_profile_mode="batch")
+    if not refused:
+        session = open_session(inputs, options, ())
+        assert (session.profile.threads, session.hardware.threads) == (layers, collectives)
+        return
+    with pytest.raises(RuleError) as caught:
+        open_session(inputs, options, ())
+    assert caught.value.ids == ("profiles.threads",)
+    assert caught.value.broken[0].values == {"layers": layers, "collectives": collectives}
+    assert "OMP_NUM_THREADS" in caught.value.broken[0].remedy
 
 
 def config(path: Path, **changes: object) -> Path:

@@ -24,6 +24,7 @@ from profiler.environment import (
     gpu_clocks,
     host_labels,
     nvidia_smi,
+    rank_threads,
     recorded_environment,
     summarize_hosts,
 )
@@ -46,6 +47,7 @@ GPU = RankInfo(
     python="3.11.7",
     cpu="some CPU",
     num_cpus=16,
+    threads=None,
 )
 OPTIONS = build_options()
 
@@ -90,6 +92,27 @@ def test_collect_describes_this_process() -> None:
     assert info.host
     assert info.cpu
     assert info.num_cpus >= 1
+    assert info.threads == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 1), ("1", 1), ("6", 6)])
+def test_threads_are_those_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+) -> None:
+    """torchrun gives a rank one thread unless OMP_NUM_THREADS is set; all commands use it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert rank_threads() == expected
+
+
+@pytest.mark.parametrize("variable", ["0", "", "4,2", "all"])
+def test_threads_that_are_no_number_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    with pytest.raises(InputError, match="OMP_NUM_THREADS"):
+        rank_threads()
 
 
 @pytest.mark.gpu

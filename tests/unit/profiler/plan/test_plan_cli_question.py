@@ -54,6 +54,20 @@ def test_strategy_file_takes_stated_defaults() -> None:
     assert dry.precision == "bf16"
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_prediction_for_other_threads_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """A run of other threads is another run; arithmetic and counting do not depend on them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = {**PREDICTED["options"], "threads": threads}
+    write(Path("plan.json"), {**PREDICTED, "options": options})
+    run = asked("plan.json", mode="run")
+    assert (run.prediction is None) == (threads != 1)
+    assert any("3 threads per rank, here 1" in note for note in run.notes) == (threads != 1)
+    assert asked("plan.json", mode="dryrun").prediction is not None
+
+
 def test_printed_object_is_read() -> None:
     """What `--evaluate --json` prints has the plan and memory, and no options."""
     memory = [{"stage": j, "allocated_bytes": 7, "reserved_bytes": 9} for j in range(2)]
