@@ -383,10 +383,13 @@ _PUBLISHED: dict[str, tuple[str, int]] = {
     # LLaMA of 2023 has the blocks of Llama 2 and half of its context length.
     "llama-7b": ("llama2-7b", 2048),
     "llama-13b": ("llama2-13b", 2048),
+    "llama": ("llama2-7b", 2048),
     "bert-large-uncased": ("bert-large", 512),
     "mixtral-8x7b-e8k2": ("mixtral-8x7b", 4096),
 }
 """(Shipped model of equal sizes, sequence length) by name in Galvatron's zoo."""
+WITHOUT_SIZES = frozenset({"llama"})
+"""Names of blocks, as in scripts of PaddleNLP: the user gives all sizes of a layer."""
 
 _TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)")
 """Suffixes of repositories whose models have the sizes of the pre-trained model."""

@@ -248,7 +248,8 @@ def read_memory(
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 
-    sequence_parallel : True to read the tables with Megatron sequence parallelism (`_sp`).
+    sequence_parallel : True to read the tables with Megatron sequence parallelism: `_sp`, or all
+        tables of PaddleNLP.
     parameter_bytes : bytes per parameter in `parameter_size`; None: 4, or 2 for PaddleNLP's raw
         keys.
 
@@ -260,8 +261,13 @@ def read_memory(
     """
     processed = {k: v for k, v in document.root.items() if not _RAW.regex.fullmatch(k)}
     notes: list[str] = []
+    if sequence_parallel and is_of_paddle(document):
+        # Its trainer always uses sequence parallelism, and names of its keys do not contain it.
+        sequence_parallel = False
+        notes.append("raw keys of PaddleNLP: tables read as those of sequence parallelism")
     if not processed:
-        processed, notes = _derive_memory(path, document, spec, sequence_parallel)
+        processed, more = _derive_memory(path, document, spec, sequence_parallel)
+        notes += more
     if parameter_bytes is None and is_of_paddle(document):
         parameter_bytes = 2
         notes.append("raw keys of PaddleNLP: parameter_size read with 2 bytes per parameter")

@@ -210,6 +210,20 @@ def _load(
     return load_with_sidecar(kind, path, model, remedy=remedy, read=read.get(path)), notes
 
 
+def is_file_of_paddle(path: Path) -> bool:
+    """Return True for a memory file with PaddleNLP's raw keys, or a folder of such files only.
+
+    False for files that cannot be read.
+    """
+    paths = sorted(path.glob("memory_profiling_*.json")) if path.is_dir() else [path]
+    paths = [one for one in paths if not one.name.endswith(".meta.json")]
+    try:
+        found = [read_record(MemoryDocument, one, load_object(one).data) for one in paths]
+    except DocumentError:
+        return False
+    return bool(found) and all(map(is_of_paddle, found))
+
+
 _CONTENT: dict[str, Callable[[Any], Content]] = {
     "computation": computation_content,
     "memory": memory_content,

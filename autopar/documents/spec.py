@@ -100,6 +100,15 @@ def load_spec(
         length = seq_length[0] if seq_length and len(seq_length) == 1 else None
         spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
+    if published is not None and name_or_path in catalog.WITHOUT_SIZES:
+        sizes = {"hidden_size": hidden_size, "num_layers": num_layers, **widths}
+        needed = ("hidden_size", "num_layers", "num_heads", "ffn_hidden_size")
+        missing = [f"--{name.replace('_', '-')}" for name in needed if not sizes.get(name)]
+        if missing:
+            raise OptionError(
+                f"--model {name_or_path}: the name has no sizes",
+                remedy=f"Add {', '.join(missing)}, or use {published[0]}",
+            )
     if published is not None:
         spec = replace(spec, name=name_or_path)
         seq_length = (published[1],) if seq_length is None else seq_length

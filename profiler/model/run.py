@@ -253,7 +253,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         )
     device = _device(options)
     if device.type == "cpu":
-        if THREADS not in os.environ:
+        if THREADS not in os.environ and "computation" in options.profile_types:
             say(f"profile-model: {THREADS} not set; using 1 thread, as torchrun does for a rank")
         use_rank_threads()
     cells = plan_cells(spec, options, own_degrees=source.degrees if own_module else None)
@@ -373,7 +373,9 @@ def _device(options: ModelOptions) -> Any:
     import torch
 
     cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not cuda:
+    # Counting needs no device, so that scripts for GPUs count their memory anywhere.
+    counts_only = options.profile_types == ("memory",) and options.source != "device"
+    if options.device == "cuda" and not cuda and not counts_only:
         raise OptionError(
             "--device cuda: torch finds no CUDA device",
             remedy="Use --device cpu, or install a torch with CUDA",

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopar.documents.catalog import WITHOUT_SIZES, published_name
 from autopar.errors import InputError, OptionError, nearest
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import tensor_degrees
@@ -189,7 +190,7 @@ def load_source(
         factory = hub_factory(rest)
         label = factory.name
     else:
-        return _spec_source(text, sizes)
+        return _spec_source(text, sizes, num_layers)
     from profiler.environment import require_torch
 
     require_torch()
@@ -199,8 +200,10 @@ def load_source(
     )
 
 
-def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
-    spec = sizes.load(text)
+def _spec_source(text: str, sizes: SizeOptions, num_layers: int) -> SpecSource:
+    # A profile is of single layers, so a name without sizes needs no number of layers here.
+    without = text in WITHOUT_SIZES and published_name(text) is not None
+    spec = sizes.load(text, num_layers=(num_layers,) if without else None)
     for layer in spec.layers:
         for name in ("num_heads", "ffn_hidden_size"):
             if getattr(layer, name) is None:

@@ -16,7 +16,7 @@ from autopar.command.run import say, visible
 from autopar.command.show import print_heading, print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.documents.json import load_object
-from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
+from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
 from autopar.records import (
     content_of,
     replace,
@@ -202,6 +202,8 @@ def _execute(raw: dict[str, Any]) -> int:
         PlanDocument.read(own.plan)  # raises the error of a missing file
     if own.source is None and (is_launch(own.plan) or (own.to and holds_launch(own.plan))):
         return _export(own, asked)
+    if own.to is None and own.source is None:
+        own = replace(own, to=_engine_of(own.plan))
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         if own.to is None:
@@ -231,6 +233,17 @@ def _execute(raw: dict[str, Any]) -> int:
             remedy="Give --to megatron",
         )
     return _export(own, asked)
+
+
+def _engine_of(path: str) -> str | None:
+    """Return the engine whose plans were searched, None if the file names none or is no plan."""
+    from autopar.documents.plan import PlanDocument
+
+    try:
+        engine = PlanDocument.read(path).options.engine
+    except InputError:
+        return None
+    return engine if engine in EXPORTERS else None
 
 
 # --- plan or launch -> engine -----------------------------------------------------------------

@@ -105,9 +105,9 @@ def _answered(raw: Mapping[str, object]) -> int:
     _check_goal(request)
     if path is not None:
         return _evaluate(request, path, raw)
-    from search.planning.choose import Solved, chosen, route_of, with_site
+    from search.planning.choose import Solved, chosen, completed, route_of
 
-    request, says = with_site(request)
+    request, says = completed(request)
     for line in says:
         say(f"{_NAME}: {line}")
     reached = None

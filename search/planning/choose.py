@@ -7,11 +7,13 @@ Options that define a space of per-layer plans select the planner of such plans
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
+from autopar.documents.model import is_file_of_paddle
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
 from autopar.run.rules import broken
@@ -114,6 +116,31 @@ def route_of(request: Request) -> SearchChoice:
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
     return SearchChoice(launches=question, layered=layered)
+
+
+def completed(request: Request) -> tuple[Request, tuple[str, ...]]:
+    """Return (request, messages for stderr), completed by `with_engine` and `with_site`."""
+    request, engine = with_engine(request)
+    request, site = with_site(request)
+    return request, (*engine, *site)
+
+
+def with_engine(request: Request) -> tuple[Request, tuple[str, ...]]:
+    """Return (request, messages for stderr), with the engine whose profiler wrote the memory file.
+
+    The request is returned unchanged if `--engine` is given, if the answer is not the plan of an
+    engine, or if the file is not of PaddleNLP.
+    """
+    memory, output = request.inputs.memory_profiling_path, request.output
+    if memory is None or request.engine is not None or output.frontier:
+        return request, ()
+    if not is_file_of_paddle(Path(memory)):
+        return request, ()
+    line = (
+        f"--engine not given; using paddlenlp, whose profiler wrote {memory}. Use --engine none "
+        "for plans of any engine"
+    )
+    return replace(request, engine="paddlenlp"), (line,)
 
 
 def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:

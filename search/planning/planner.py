@@ -15,7 +15,7 @@ from autopar.records import replace
 from autopar.run.of_plan import UniformPlan
 from autopar.run.plan import Infeasibility, Plan, Prediction
 from search.engines.table import engine_space
-from search.planning.choose import SearchChoice, opened, route_of, solve, with_site
+from search.planning.choose import SearchChoice, completed, opened, route_of, solve
 from search.planning.frontier import frontier
 from search.planning.layered.parts import ChosenPlans
 from search.planning.layered.planner import (
@@ -68,7 +68,7 @@ class Planner(LayeredPlanner):
         if not (isinstance(model, str) and isinstance(hardware, str)):
             self._set(*open_documents(model, hardware, options))
             return
-        self._request, _ = with_site(request_of(model, hardware, options))
+        self._request, _ = completed(request_of(model, hardware, options))
         self._route = route_of(self._request)
         if not self._searches_engines:
             self._open()

@@ -265,11 +265,11 @@ def search_one(
     alternatives : True to search alternative plans too, which doubles the time.
     prices : price of a GPU-hour by typed hardware or by card.
     """
-    from search.planning.choose import solve, with_site
+    from search.planning.choose import completed, solve
 
     notices: tuple[str, ...] = ()
     try:
-        asked, notices = with_site(choice.request)
+        asked, notices = completed(choice.request)
         solved = solve(asked, alternatives=alternatives, once=parts.once)
     except InputError as error:
         return CombinationResult(

@@ -143,7 +143,7 @@ SCRIPT = (
     *("--min_learning_rate", "3e-06", "--max_steps", 10, "--logging_steps", 1),
     *("--continue_training", 0, "--do_train", "true", "--do_eval", "false", "--do_predict"),
     *("false", "--disable_tqdm", "true", "--skip_profile_timer", "false"),
-    *("--skip_memory_metrics", 0, "--save_total_limit", 2, "--device", "auto"),
+    *("--skip_memory_metrics", 0, "--save_total_limit", 2, "--device", "gpu"),
     *("--dataloader_num_workers", 1, "--distributed_dataloader", 0, "--enable_auto_parallel", 1),
     *("--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1),
     *("--recompute", "false", "--recompute_use_reentrant", "true"),
@@ -164,14 +164,14 @@ SCRIPT = (
     *("--profile_fixed_batch_size", 8, "--layernum_min", 1, "--layernum_max", 2),
     *("--num_layertype", 1, "--max_tp_deg", 2, "--max_per_device_train_batch_size", 4),
 )
-"""profile_memory.sh with small sizes; `--device gpu` is where its program runs, and no choice."""
+"""profile_memory.sh with small sizes."""
 
 
 @TABLE.works("MODEL_ARGS in profile_memory/computation.sh")
 def _(lab: Lab) -> None:
-    """The whole line: its sizes are laid over a described model, its lengths are the profiler's."""
-    lab = tiny(lab)
-    words = ("--model_name_or_path", "tiny/config.json", *SCRIPT, "--profile_type", SPACE)
+    """The whole line: `llama` has the sizes of the line; memory is counted without its GPU."""
+    lab = lab.fresh()
+    words = ("--model_name_or_path", "llama", *SCRIPT, "--profile_type", SPACE)
     words = (*words, "--profile_mode", "static", "--profile_fixed_seq_length_list", 64)
     answer = lab.torch("profile-model", *words, "--out", "pm")
     assert "--seq-length is not used: other options set the lengths" in answer.err
@@ -390,7 +390,7 @@ def _(lab: Lab) -> None:
     raw = {"1_1_8_False": {f"layernum[2]_bsz8_seq{SEQ}_first_ms": 10.0}}
     lab.path(MODEL, MEMORY).unlink()
     path = write(lab.path("memory_profiling_bf16_llama.json"), memory_file("") | raw)
-    words = (*words, "--memory_profile_data_path", path)
+    words = (*words, "--engine", "none", "--memory_profile_data_path", path)
     assert lab.found(*LINE, *words)["memory"] == told
 
 

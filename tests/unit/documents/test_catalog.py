@@ -9,8 +9,9 @@ import pytest
 from autopar.documents import catalog
 from autopar.documents.catalog import find_model
 from autopar.documents.spec import load_spec, write_spec
-from autopar.errors import InputError
+from autopar.errors import InputError, OptionError
 from autopar.records import replace
+from autopar.run.model import head_dim
 
 
 def test_cards_are_found_by_name_and_alias():
@@ -90,6 +91,24 @@ def test_sizes_of_the_zoo_as_published() -> None:
             find_model(name)
 
 
+def test_blocks_without_sizes_take_those_of_the_line() -> None:
+    """Scripts of PaddleNLP name `llama` and give all sizes of a layer."""
+    sizes = {"num_layers": (2,), "hidden_size": (5120,), "seq_length": (1024,)}
+    widths = {"num_heads": 64, "num_kv_heads": 8, "ffn_hidden_size": 25600}
+    found = load_spec("llama", **sizes, **widths)
+    (layer,) = found.layers
+    assert (layer.num_layers, layer.hidden_size, layer.seq_length) == (2, 5120, 1024)
+    assert (layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size) == (64, 8, 25600)
+    assert head_dim(layer) == 80
+    assert layer.gated_mlp
+    for missing in ("hidden_size", "num_layers", "num_heads", "ffn_hidden_size"):
+        given = {**sizes, **widths}
+        given.pop(missing)
+        with pytest.raises(OptionError) as caught:
+            load_spec("llama", **given)
+        assert f"--{missing.replace('_', '-')}" in (caught.value.remedy or "")
+
+
 def test_a_file_of_that_name_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llama-7b").mkdir()
@@ -120,7 +139,7 @@ def test_a_model_has_the_names_that_people_type(typed: str, shipped: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["mistralai/Mistral-7B-v0.3", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-32B-AWQ", "llama"]
+    "name", ["mistralai/Mistral-7B-v0.3", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-32B-AWQ"]
 )
 def test_other_sizes_are_not_a_shipped_model(name: str) -> None:
     """A name of another release or of quantised weights is refused, with the nearest names."""

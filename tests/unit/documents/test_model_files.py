@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from autopar.documents.model import read_model_profile, write_model_profile
+from autopar.documents.model import is_file_of_paddle, read_model_profile, write_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError, InputError, VariantError
@@ -269,6 +269,28 @@ def test_parameter_bytes_that_raw_keys_contradict_are_refused(tmp_path: Path) ->
         load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=4)
     two = load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=2)
     assert two.layers[0].memory[2048].parameter_count == 48 * MIB / 2
+
+
+def test_tables_of_paddlenlp_are_with_sequence_parallelism(tmp_path: Path) -> None:
+    """Its keys do not contain it, and its trainer always uses it; Galvatron's keys do."""
+    memory = {k.removesuffix("_sp"): v for k, v in PROCESSED.items()}
+    with pytest.raises(VariantError):
+        load(tmp_path, memory=memory, sequence_parallel=True)
+    raw = {"1_1_8_False": {"layernum[2]_bsz8_seq2048_first_ms": 10.0}}
+    on, off = (
+        load(tmp_path, memory=memory | raw, sequence_parallel=value) for value in (True, False)
+    )
+    assert (on.sequence_parallel, off.sequence_parallel) == (True, False)
+    assert on.layers[0].memory == off.layers[0].memory
+    assert any("those of sequence parallelism" in note for note in on.notes)
+    own, other = tmp_path / "memory_profiling_bf16_own.json", tmp_path / "other.json"
+    write(own, memory | raw)
+    write(other, memory)
+    assert [is_file_of_paddle(path) for path in (own, other, tmp_path / "none.json")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def directory(folder: Path, **files: dict[str, Any]) -> Path:

@@ -38,6 +38,21 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return new_interpreter(code, *arguments)
 
 
+@pytest.mark.parametrize(("text", "device"), [("gpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_device_in_the_words_of_scripts(text: str, device: str) -> None:
+    assert read("--device", text).device == device
+
+
+def test_blocks_without_sizes_are_profiled_with_those_of_the_line() -> None:
+    """A profile is of single layers, so the line needs no number of them."""
+    widths = ("--hidden-size", "64", "--num-heads", "4", "--ffn-hidden-size", "96")
+    options = read("--vocab-size", "320", *widths)
+    spec = load_source("llama", sizes=options.sizes).sizes
+    assert (spec.layers[0].hidden_size, spec.layers[0].num_heads, spec.vocab_size) == (64, 4, 320)
+    with pytest.raises(OptionError, match="--ffn-hidden-size"):
+        load_source("llama", sizes=read(*widths[:4]).sizes)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
