@@ -364,7 +364,7 @@ def read_configuration(
             raise DocumentError(
                 path,
                 f"contains no launch command up to line {command.ended}, where it ends in failure",
-                remedy="Give what it needs with --args or --env",
+                remedy="Give what it needs, there or with --args or --env",
             )
         raise DocumentError(
             path,

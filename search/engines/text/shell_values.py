@@ -406,6 +406,8 @@ _LAUNCHER = re.compile(r"(.*/)?(torchrun|accelerate|deepspeed)|torch\.distribute
 """Pattern of launchers, which start ranks of a training and nothing else."""
 _PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
 """Pattern of training programs: Python files, and the launcher of Megatron-Bridge."""
+_MODULE = re.compile(r"(?!torch\.|accelerate\.|deepspeed\.)\w+(\.\w+)+")
+"""Pattern of modules that are no launchers and no tools around a program."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
 """Pattern of flags with any number of values, such as paths, that do not affect the estimate."""
 _SHORT = r"-[a-z]{2,3}"
@@ -444,8 +446,11 @@ def settled(arguments: list[str], holes: Holes) -> tuple[list[int], list[str]]:
 def program_of(words: list[str], holes: Holes) -> tuple[list[str], str, list[str]] | None:
     """Return (words before the program, program, words after it); None for any other command."""
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
-    if at is None and "-m" in words[1:-1]:
-        at = words.index("-m", 1) + 1
+    if "-m" in words[1:-1]:
+        module = words.index("-m", 1) + 1
+        # Behind a module that trains, a `.py` file is an argument of it.
+        if at is None or (module < at and _MODULE.fullmatch(words[module])):
+            at = module
     if at is None:
         return None
     # An open array of flags counts as flags, and a launcher starts a program without them, too.

@@ -484,6 +484,11 @@ def test_a_given_value_is_taken_for_a_script_alone(tmp_path: Path) -> None:
         ),
         ("accelerate launch own.py", "own.py", ()),
         ("python -m torch.distributed.run --nproc-per-node 8 own.py x=1", "own.py", ("x=1",)),
+        (
+            "torchrun -m own.cli.train --lr 1 --by a.py",
+            "own.cli.train",
+            ("--lr", "1", "--by", "a.py"),
+        ),
         # a launch with flags counts, whichever comes last; a launcher before a single process
         ("torchrun a.py --lr 1\ntorchrun b.py c.yaml", "a.py", ("--lr", "1")),
         ("torchrun b.py c.yaml\ntorchrun a.py --lr 1", "a.py", ("--lr", "1")),
@@ -520,7 +525,7 @@ def test_a_script_that_ends_before_its_launch(text: str, line: int, tmp_path: Pa
     path.write_text(f"{text}torchrun x.py --lr 1\n", encoding="utf-8")
     with (
         scripts_started_with(("a",), {}),
-        pytest.raises(DocumentError, match=rf"up to line {line}, where it ends.*--args or --env"),
+        pytest.raises(DocumentError, match=rf"up to line {line}, where it ends.*there or with"),
     ):
         read_configuration(path)
 
