@@ -49,7 +49,7 @@ class CheckedFile(Record):
     """Software stack for estimates, unless the user selects another (`autopar stacks`)."""
     world_size: int
     num_nodes: int | None = None
-    """Nodes on which the file starts its processes; None: not given."""
+    """Number of nodes of the launch; None: not given."""
     run: Run | None
     """Run to estimate; None: no estimate is possible, and a finding gives the reason."""
     described: Run | None = None
@@ -75,7 +75,7 @@ class CheckedFile(Record):
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs of each of several nodes; None: one node, or the file does not say them."""
+        """GPUs of each of several nodes; None: one node, or not given."""
         nodes = self.num_nodes or 1
         return self.world_size // nodes if nodes > 1 and self.world_size % nodes == 0 else None
 

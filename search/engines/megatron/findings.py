@@ -112,7 +112,7 @@ def findings_of(
     ignored : arguments that the reader did not use.
     problems : findings that prevented the arguments from being read as a run.
     run : run of the arguments; None: not read.
-    declares : True if the program may declare arguments of its own.
+    declares : True if the program may declare arguments that Megatron-LM does not have.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))

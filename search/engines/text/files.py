@@ -267,7 +267,7 @@ class Configuration(Record):
     world_size: int | None = None
     """Number of processes that the script starts; None if not given."""
     num_nodes: int | None = None
-    """Number of nodes on which it starts them; None if not given."""
+    """Number of nodes of the launch; None if not given."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a script exports to its launch command."""
     notes: tuple[str, ...] = ()
@@ -364,7 +364,7 @@ def read_configuration(
             raise DocumentError(
                 path,
                 f"contains no launch command up to line {command.ended}, where it ends in failure",
-                remedy="Give what it needs, there or with --args or --env",
+                remedy="Set its variables there, or give --args or --env",
             )
         raise DocumentError(
             path,

@@ -525,7 +525,7 @@ def test_a_script_that_ends_before_its_launch(text: str, line: int, tmp_path: Pa
     path.write_text(f"{text}torchrun x.py --lr 1\n", encoding="utf-8")
     with (
         scripts_started_with(("a",), {}),
-        pytest.raises(DocumentError, match=rf"up to line {line}, where it ends.*there or with"),
+        pytest.raises(DocumentError, match=rf"up to line {line}, where it ends.*Set its variables"),
     ):
         read_configuration(path)
 
