@@ -149,8 +149,13 @@ def _known(values: Values) -> Values:
 
 def _given(rule: Rule, values: Values) -> list[Any] | None:
     """Return the values that a rule reads, or None if one of them is unknown."""
-    found = [values.get(name) for name in rule.over]
-    return None if any(one is None for one in found) else found
+    found = []
+    for name in rule.over:
+        value = values.get(name)
+        if value is None:
+            return None
+        found.append(value)
+    return found
 
 
 def holds_all(rules: Iterable[Rule], values: Values) -> Any:

@@ -39,7 +39,7 @@ LARGEST_BATCH = 1 << 24
 """Largest accepted global batch, samples.
 
 It is far above any real batch, and candidates up to it are counted within seconds."""
-MOST_BATCHES = 10_000
+MOST_BATCHES = 2_000
 """Maximum number of global batches of one search."""
 
 

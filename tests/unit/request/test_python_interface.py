@@ -237,7 +237,7 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
     ({"pin": 1}, "--pin: expected a tuple of texts, got 1"),
     ({"calibration": 3}, "read_calibration"),
     ({"min_bsz": 16, "max_bsz": 8}, "--min-bsz: 16 exceeds --max-bsz 8"),
-    ({"min_bsz": 1, "max_bsz": 1 << 20, "bsz_scale": 1}, "are more than 10000 global batches"),
+    ({"min_bsz": 1, "max_bsz": 1 << 20, "bsz_scale": 1}, "are more than 2000 global batches"),
     ({"mixed_precision": b"bf16"}, "--mixed-precision: expected bf16, fp16 or fp32"),
 ]
 
