@@ -22,6 +22,8 @@ MOST_DOCUMENT_VALUES = 1 << 21
 """Maximum number of commas and opening brackets of a JSON document, about one for each value."""
 MOST_ALIASED_VALUES = 1 << 16
 """Maximum number of values of a YAML file after its aliases and merged keys are resolved."""
+MOST_WORDS = 1 << 22
+"""Maximum vocabulary of a model, four times the largest published one."""
 DEEPEST = 64
 """Maximum nesting of brackets or keys; no document has a dozen levels."""
 MOST_DIGITS = 4300

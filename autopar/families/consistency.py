@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.errors import DocumentError
+from autopar.limits import MOST_WORDS
 from autopar.run.model import (
     MOST_EXPERTS,
     MOST_LAYERS,
@@ -39,13 +40,16 @@ _NEEDS = {
 
 
 def checked_model(path: Path, spec: ModelSpec) -> ModelSpec:
-    """Return the model unchanged; raises DocumentError for too many layers or parameters."""
+    """Return the model unchanged; raises DocumentError for too many layers, words or parameters."""
     if len(spec.layers) > MOST_TYPES:
         raise DocumentError(
             path, f"has {len(spec.layers)} layer types, expected at most {MOST_TYPES}"
         )
     if spec.num_layers > MOST_LAYERS:
         raise DocumentError(path, f"has {spec.num_layers} layers, expected at most {MOST_LAYERS}")
+    if (spec.vocab_size or 0) > MOST_WORDS:
+        problem = f"the value is {spec.vocab_size}, expected at most {MOST_WORDS}"
+        raise DocumentError(path, problem, key="vocab_size")
     parameters = (spec.vocab_size or 0) * spec.layers[0].hidden_size + sum(
         layer.num_layers * parameter_count(layer)
         for layer in spec.layers

@@ -16,6 +16,7 @@ from autopar.command.fields import make, option, read_values, rows_of, validate,
 from autopar.command.options import Command
 from autopar.documents import catalog
 from autopar.errors import DocumentError, OptionError
+from autopar.limits import MOST_WORDS
 from autopar.records import Record, replace
 from autopar.units import GIB
 from search.request.degrees import DegreeOptions, with_training_precision
@@ -161,7 +162,7 @@ class InputSpec:
     ffn_hidden_size: int | None = option(
         None, help="MLP width [in proportion to the hidden size]", panel=_IN, low=1, high=1 << 24
     )
-    vocab_size: int | None = option(None, help="vocabulary size", panel=_IN, low=1, high=1 << 28)
+    vocab_size: int | None = option(None, help="vocabulary size", panel=_IN, low=1, high=MOST_WORDS)
     make_vocab_size_divisible_by: int | None = option(
         None,
         help="multiple to which the vocabulary is padded, per vtp",

@@ -79,8 +79,8 @@ def test_a_rank_that_is_killed_is_named(
 
 @pytest.mark.ranks
 def test_a_rank_without_memory_is_named(tmp_path: Path) -> None:
-    # an embedding of 128 GB where a process may have half of it
-    with _launch(tmp_path, most_kib=60_000_000, vocab_size=10**9) as launch:
+    # an embedding of 137 GB where a process may have half of it
+    with _launch(tmp_path, most_kib=60_000_000, vocab_size=1 << 22, hidden_size=8192) as launch:
         done = launch.wait(60)
         sentence = _check(launch, done)
     assert re.search(r"rank ([01]) in stage \1 ran out of memory \(.*tried to allocate", sentence)

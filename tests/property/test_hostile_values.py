@@ -31,6 +31,8 @@ ROWS: tuple[tuple[str, str, str, Any, int, str], ...] = (
     ("check", _BRIDGE, "train.global_batch_size", [], 0, "expected one value"),
     ("check", _BRIDGE, "model.num_layers", [7], 0, "expected one value"),
     ("check", _BRIDGE, "model.context_parallel_size", [[]], 0, "expected one value"),
+    ("search", "moe.json", "vocab_size", 10**7, 2, "expected at most 4194304"),
+    ("search", "config.json", "vocab_size", 10**9, 2, "expected at most 4194304"),
     ("search", "spec.json", "source", float("nan"), 2, "expected a finite number"),
     ("search", "moe.json", "source", {"a": [float("inf")]}, 2, "key 'source.a[0]'"),
     ("compare", "trace.json", "traceEvents.1.ts", 10**60, 2, "expected microseconds"),

@@ -121,7 +121,7 @@ class VariantResult(Record):
 
 _MOST_S = 5.0
 """CPU time limit until the smallest plan is found, without a user's time limit, seconds."""
-_LEAST_S = 1.0
+_LEAST_S = 2.0
 """CPU time that the search for the smallest plan has in any case, seconds."""
 GRACE_S = 5.0
 """CPU seconds after the time limit to find any plan that fits, if none was found before."""
