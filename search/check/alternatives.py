@@ -26,7 +26,8 @@ from search.engines.changes import (
     ends_of,
     with_balanced_chunks,
 )
-from search.engines.space import keeps_stages_busy
+from search.engines.space import beyond_search
+from search.engines.table import ENGINES
 
 _BEAM = 4
 """Beam width: the search continues from this number of runs at each number of changes."""
@@ -177,22 +178,30 @@ _KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
 }
 
 
-def _single_changes(run: Run, moves: Set[Move]) -> Iterator[Run]:
+def _single_changes(
+    run: Run, moves: Set[Move], beyond: Callable[[Run], frozenset[str]]
+) -> Iterator[Run]:
     """Yield the legal runs that differ from a run by one knob.
 
     Runs that no search returns are excluded, unless the given run is one of their kind.
+
+    beyond : function that returns the ids of the rules of searches that a run breaks
     """
-    busy = _is_busy(run)
+    known = beyond(run)
     for move, knob in _KNOBS.items():
         for offer in knob(run) if move in moves else ():
             with suppress(InputError):
                 other = legal(offer())
-                if _is_busy(other) or not busy:
+                if beyond(other) <= known:
                     yield other
 
 
-def _is_busy(run: Run) -> bool:
-    return keeps_stages_busy(run.strategy.micro_batches, run.strategy.pp)
+def _beyond(run: Run, target: Target) -> Callable[[Run], frozenset[str]]:
+    """Return the function of `_single_changes` for the engine of a run."""
+    own = (one for one in ENGINES if one.name == run.runtime.engine and one.spaces is not None)
+    engine = next(own, None)
+    space = None if engine is None or engine.spaces is None else engine.spaces()[0]
+    return partial(beyond_search, space, domain=target.machine.domain_gpus)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -219,12 +228,13 @@ def neighbours_of(
     """
     start = assessment.run
     written = written or partial(changes_of, None, start)
+    beyond = _beyond(start, target)
     seen, front = {_key(start)}, [assessment]
     fastest = _time(assessment) if _fits(assessment, target) else float("inf")
     best: dict[int, ChangedRun] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
         found = list[tuple[Run, Timing]]()
-        for run in [run for entry in front for run in _single_changes(entry.run, moves)]:
+        for run in [run for entry in front for run in _single_changes(entry.run, moves, beyond)]:
             if _key(run) not in seen:
                 seen.add(_key(run))
                 found.append((run, timing_of(run, target)))

@@ -40,6 +40,8 @@ from search.engines.candidate import (
     Precision,
     TrainingSettings,
     offload_of,
+    offload_words,
+    recompute_words,
     with_recompute,
     with_training,
 )
@@ -148,6 +150,46 @@ def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
     """Return the values that rules read, by name, for a candidate in a search context."""
     given = {name: getattr(choice, name) for name in _FIELDS}
     return {**job.values, **with_words(given)}
+
+
+def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozenset[str]:
+    """Return the ids of the rules of an engine's search that a run breaks; empty for none.
+
+    A search returns no such run, so advice must not lead to one, even if the engine runs it.
+
+    engine : search space of the engine; None if it has none
+    domain : GPUs of an NVLink domain
+    """
+    busy = keeps_stages_busy(run.strategy.micro_batches, run.strategy.pp)
+    found = set() if busy else {"busy-stages"}
+    if engine is None:
+        return frozenset(found)
+    strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
+    job = EngineContext(
+        name=run.name,
+        model=run.model,
+        seq=run.seq_length,
+        global_batches=(strategy.global_batch,),
+        world=strategy.gpus,
+        gpu=run.gpu,
+        domain=domain,
+    )
+    given = {
+        **{name: getattr(split, name) for name in ("tp", "cp", "cp_kind", "ep", "etp", "zero")},
+        "tp_overlap": overlap.tensor,
+        "pp": strategy.pp,
+        "vpp": strategy.vpp,
+        "dp_replicate": split.replicas,
+        "recompute": recompute_words(strategy.recomputed),
+        "offload": offload_words(split),
+        "overlap_experts": overlap.experts,
+    }
+    found |= {one.id for one in broken(engine.rules, {**job.values, **with_words(given)})}
+    # without expert ranks a search has one dispatcher
+    flex = run.model.experts is not None and run.runtime.experts.dispatcher == "flex"
+    if flex and (split.ep == 1 or "flex" not in engine.dispatchers(run.gpu)):
+        found.add("dispatcher")
+    return frozenset(found)
 
 
 def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:

@@ -27,6 +27,7 @@ from autopar.price.oom_risk import (
 from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
+from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, LatentAttention, Mlp
 from autopar.run.job import Block, Job
 from autopar.run.run import Run
@@ -433,15 +434,38 @@ def test_the_best_single_change_is_the_best_of_all(target: Target) -> None:
 
 
 @pytest.mark.parametrize(("batch", "busy"), [(64, True), (8, False)], ids=["busy", "few"])
-def test_advice_stays_in_the_space_of_the_search(batch: int, busy: bool) -> None:
+def test_advice_stays_in_the_space_of_the_search(batch: int, busy: bool, target: Target) -> None:
     """No search returns fewer micro-batches than stages, so they are no advice for others."""
     sizes = {"pipeline_model_parallel_size": 8, "global_batch_size": batch}
     start = read_run(with_flags(LLAMA, **sizes, micro_batch_size=1), world_size=64).run
     assert keeps_stages_busy(start.strategy.micro_batches, 8) is busy
-    found = list(alternatives._single_changes(start, MOVES))
+    found = list(alternatives._single_changes(start, MOVES, alternatives._beyond(start, target)))
     assert found
     of = [keeps_stages_busy(one.strategy.micro_batches, one.strategy.pp) for one in found]
     assert all(of) is busy
+
+
+@pytest.mark.parametrize(("domain", "overlaps"), [(8, True), (4, False)])
+def test_overlap_of_tensor_ranks_is_advised_within_a_node(
+    domain: int, overlaps: bool, target: Target
+) -> None:
+    """A search overlaps it only between GPUs that NVLink connects (`tp-overlap.links`)."""
+    start = read_run(with_flags(LLAMA, tensor_model_parallel_size=8), world_size=64).run
+    assert start.split.splits_sequence
+    place = replace(target, machine=replace(target.machine, domain_gpus=domain))
+    found = alternatives._single_changes(start, MOVES, alternatives._beyond(start, place))
+    assert any(one.runtime.overlap.tensor for one in found) is overlaps
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "flex"])
+def test_no_advice_leads_to_flex_without_expert_ranks(dispatcher: str, target: Target) -> None:
+    """A search has one dispatcher there, and Megatron-LM refuses `flex` with one rank."""
+    arguments = with_flags(MIXTURE, moe_token_dispatcher_type=dispatcher)
+    start = read_run(arguments, world_size=64).run
+    found = alternatives._single_changes(start, MOVES, alternatives._beyond(start, target))
+    degrees = {one.split.ep for one in found}
+    assert degrees >= {2, 4, 8}
+    assert (1 in degrees) is (dispatcher == "alltoall")
 
 
 def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None:
