@@ -198,7 +198,7 @@ class EngineBest(Record):
     reason: str = ""
     """Reason why there is no plan."""
     broken: tuple[Notice, ...] = ()
-    """Broken rules that exclude all plans; beside a plan those on adapters that exclude some."""
+    """Broken rules that exclude all plans; with a plan those on adapters that exclude some."""
     missing_bytes: float | None = None
     """Memory per GPU that the smallest plan needs beyond the budget, bytes; None: not counted."""
     smallest: str = ""

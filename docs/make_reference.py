@@ -356,7 +356,7 @@ def _is_plain(rule: Rule) -> bool:
 def rule_tables() -> dict[str, tuple[Rule, ...]]:
     """Return the rules by the title of their table, each id once."""
     from autopar.run import rules as general
-    from search.engines import candidate
+    from search.engines import candidate, space
     from search.engines.deepspeed import rules as deepspeed
     from search.engines.huggingface import rules as huggingface
     from search.engines.megatron import rules as megatron
@@ -375,12 +375,13 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
         ),
         "Megatron-LM": (
             *megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.BY_RELEASE,
-            *megatron.SPACE,
+            *megatron.SPACE, *megatron.TUNED,
         ),
         "torchtitan": (
             *torchtitan.FILE, *torchtitan.LOCAL_BATCH, *torchtitan.WHOLE_STAGES, *torchtitan.SPACE,
+            *torchtitan.FLAVOURED,
         ),
-        "DeepSpeed": (*deepspeed.FILE, *deepspeed.SPACE),
+        "DeepSpeed": (*deepspeed.FILE, *deepspeed.SPACE, *space.CONFIGURED),
         "accelerate": (*huggingface.FILE, *huggingface.SPACE),
     }  # fmt: skip
     seen: set[str] = set()

@@ -304,7 +304,7 @@ class EngineEntry(_Entry):
     """Options of this search in addition to those given by the user."""
     reason: _Text | None = None
     rules: list[BrokenRuleEntry] | None = None
-    """Rules that exclude every uniform plan; beside a plan those on adapters that exclude some."""
+    """Rules that exclude every uniform plan; with a plan those on adapters that exclude some."""
 
 
 class FrontierEntry(_Entry):

@@ -17,7 +17,7 @@ LARGEST = 24
 def test_answers_about_adapters_are_what_their_files_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is refused, lost or priced otherwise, and no launch beside an answer is faster."""
+    """Nothing is refused, lost or priced otherwise, and no launch next to an answer is faster."""
     monkeypatch.chdir(tmp_path)
     answered = 0
     for seed in range(LARGEST):

@@ -32,7 +32,7 @@ class Recipe(Record):
     model: str | None
     """Name of the architecture (`architecture`); None: its sizes are unknown."""
     kind: Literal["library", "performance", "tuning"]
-    """Type of the recipe. `tuning` is fine-tuning, of which adapters of some models are known."""
+    """Type of the recipe. `tuning` is fine-tuning; adapters of some models are known."""
     settings: Settings
     num_gpus: int | None = None
     """Number of GPUs of the recipe. The global batch size scales in proportion to the GPUs of the
@@ -212,7 +212,7 @@ _LIBRARY: Mapping[str, Settings] = {
 def _tuned(
     tp: int = 1, pp: int = 1, *, batch: int = 8, seq: int = 2 * _K, rank: int = 32, **more: Any
 ) -> Settings:
-    """Return the settings of a recipe for adapters, from `_peft_common` and its own function."""
+    """Return the settings of a recipe for adapters, those of `_peft_common` included."""
     return {
         **_degrees(tp, pp, 1, batch, seq, **more),
         "model.sequence_parallel": "ddp__overlap_grad_reduce" in more,

@@ -245,7 +245,7 @@ def _training(run: Run, recipe: Recipe) -> Settings:
 
 
 def _samples(run: Run) -> Settings:
-    """Return the settings of samples, and those of adapters, which have samples of their own.
+    """Return the settings of samples, and of adapters with their unpacked samples.
 
     Raises UnsupportedError for adapters that the names of modules cannot express.
     """

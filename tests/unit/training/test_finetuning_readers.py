@@ -266,7 +266,7 @@ def test_files_break_the_rules_on_adapters_that_a_search_keeps(
     assert found.value.ids == (rule,)
 
 
-def test_quantised_weights_beside_experts_have_no_price() -> None:
+def test_quantised_weights_with_experts_have_no_price() -> None:
     """bitsandbytes leaves experts of transformers 5 in 16 bits, and says nothing."""
     flags = {**SCRIPT, **PEFT, "model-name-or-path": ("mistralai/Mixtral-8x7B-v0.1",)}
     assert read_deepspeed(ZERO3, flags, world_size=4, gpu="H100").run.runtime.adapters is not None
