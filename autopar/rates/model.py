@@ -413,8 +413,11 @@ def check_threads(profile: ModelProfile, hardware: HardwareProfile) -> None:
         return
     problem = "layer times were measured with {layers} threads, collectives with {collectives}"
     remedy = "Measure both with the OMP_NUM_THREADS of training; torchrun uses 1 per rank"
-    values = {"layers": profile.threads, "collectives": hardware.threads}
-    raise RuleError((notice("profiles.threads", "illegal", problem, remedy, **values),))
+    layers, collectives = numbers
+    found = notice(
+        "profiles.threads", "illegal", problem, remedy, layers=layers, collectives=collectives
+    )
+    raise RuleError((found,))
 
 
 def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> float:

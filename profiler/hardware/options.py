@@ -236,6 +236,10 @@ class HardwareOptions(RankOptions):
             )
 
 
+_SP_TIME_FROM = 512 << 20
+"""Largest message of documented sizes from which the sizes of sp_time are measured, too, bytes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DocumentedSizes:
     """Message sizes in MiB, as options of Galvatron (named like those of nccl-tests)."""
@@ -287,7 +291,11 @@ def build_options(**given: object) -> HardwareOptions:
                 "--sizes sets the same values as --start-mb, --end-mb and --scale",
                 remedy="Remove one of them",
             )
-        values["sizes"] = parse_sizes(documented)
+        sizes = {*parse_sizes(documented)}
+        if max(sizes) >= _SP_TIME_FROM:
+            # profile_hardware.sh sweeps its bandwidths by --end-mb, but sp_time up to 1,024 MB.
+            sizes |= {*parse_sizes("1M:1G:x2")}
+        values["sizes"] = tuple(sorted(sizes))
     options = make(HardwareOptions, values)
     check_out(options.out)
     # Bandwidths in the files are those of the reference size, so it is always measured.

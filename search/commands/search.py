@@ -621,6 +621,7 @@ def _files(
     if paths is None or result.plan is None:
         return {}, []
     from autopar.documents.strategy import unsaid_by_galvatron
+    from search.engines.galvatron.plan import has_context_degrees
     from search.show.files import output_texts
 
     files = output_texts(
@@ -635,6 +636,12 @@ def _files(
         throughput=_throughput(session, result),
     )
     says = []
+    if paths[0] in files and has_context_degrees(result.plan):
+        # Before the report and the names of files, so that the file is not used unread.
+        say(
+            f"{_NAME}: the strategy file has context degrees, which Galvatron v2.4 ignores: "
+            "it would run another plan"
+        )
     if paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
         says.append(f"no strategy file: the format of Galvatron does not support {beyond}")

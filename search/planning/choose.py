@@ -19,7 +19,12 @@ from autopar.records import Record, replace
 from autopar.run.rules import broken
 from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
-from search.planning.layered.parts import ChosenPlans, choose, choose_any
+from search.planning.layered.parts import (
+    ChosenPlans,
+    choose,
+    choose_any,
+    within_strategy_file,
+)
 from search.planning.layered.prediction import SearchResult
 from search.planning.session import Session, open_session
 from search.request.degrees import DegreeOptions, rules_of
@@ -367,7 +372,8 @@ def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
     """
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:
-        return ChosenPlans(request=replace(request, engine=None), why=route.why)
+        own = request if request.engine == "none" else within_strategy_file(request)
+        return ChosenPlans(request=replace(own, engine=None), why=route.why)
     one = len(route.layered) == 1
     found = choose(request) if one else choose_any(request, route.layered)
     return replace(found, why=route.why)

@@ -8,6 +8,7 @@ Locations of input files are in `request.InputSpec`.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -143,6 +144,9 @@ class SearchOptions:
     disable_vtp: bool = option(False, help="exclude vocabulary parallelism", panel=_SPACE)
     disable_sp: bool = option(False, help="exclude Ulysses sequence parallelism", panel=_SPACE)
     disable_cp: bool = option(False, help="exclude context parallelism", panel=_SPACE)
+    enable_cp: bool = option(
+        False, help="context parallelism in plans for Galvatron, whose v2.4 has none", panel=_SPACE
+    )
     disable_pp: bool = option(False, help="exclude pipeline parallelism", panel=_SPACE)
     disable_sdp: bool = option(False, help="exclude ZeRO-3", panel=_SPACE)
     disable_ckpt: bool = option(False, help="exclude activation checkpointing", panel=_SPACE)
@@ -341,7 +345,84 @@ def option_record(
     del record["time_limit_s"]
     if options.calibration is None:  # plan files of searches without a calibration omit the key
         del record["calibration"]
+    if not options.enable_cp:  # as do plan files of searches without it
+        del record["enable_cp"]
     return record if threads is None else {**record, "threads": threads}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shorthands:
+    """Options that set several other options, or select the plans to search."""
+
+    engine: EngineChoice | None = option(
+        None,
+        help="engine of the plan; `any` searches all",
+        brief="megatron, torchtitan, deepspeed, ... or any [any]",
+        panel=_SPACE,
+        shown="any with estimates, none with measured profiles",
+        most_used=True,
+    )
+    profile_mode: ProfileMode | None = option(
+        None, help="set both modes below", panel=_COST, place=-1
+    )
+
+
+_ENCODER_LAYERS, _DECODER_LAYERS, _ENCODER_LENGTH = (
+    *("num-encoder-layers", "num-decoder-layers"),
+    "encoder-seq-length",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSizes:
+    """Sizes of encoder and decoder, as options of Galvatron's T5; see `with_stacks`."""
+
+    num_encoder_layers: str | None = option(
+        None, help="layers of the encoder; --num-layers has both", panel=_IN, metavar="N"
+    )
+    num_decoder_layers: str | None = option(
+        None, help="layers of the decoder", panel=_IN, metavar="N"
+    )
+    encoder_seq_length: str | None = option(
+        None,
+        help="tokens of the encoder; --seq-length is then that of the decoder",
+        panel=_IN,
+        metavar="N",
+    )
+
+
+def with_stacks(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return typed options with sizes of encoder and decoder as `--num-layers`, `--seq-length`.
+
+    Raises OptionError if a size of the other stack is missing or given twice.
+    """
+    found = dict(raw)
+    encoder, decoder, length = (
+        found.pop(name, None) for name in (_ENCODER_LAYERS, _DECODER_LAYERS, _ENCODER_LENGTH)
+    )
+    if (encoder is None) != (decoder is None):
+        given, other = (
+            (_DECODER_LAYERS, _ENCODER_LAYERS)
+            if encoder is None
+            else (_ENCODER_LAYERS, _DECODER_LAYERS)
+        )
+        raise OptionError(f"--{given} needs --{other}", remedy=f"Add --{other}")
+    if encoder is not None:
+        if found.get("num-layers") is not None:
+            raise OptionError(
+                f"--num-layers and --{_ENCODER_LAYERS} set the same sizes",
+                remedy="Remove one of them",
+            )
+        found["num-layers"] = f"{encoder},{decoder}"
+    if length is not None:
+        own = str(found.get("seq-length") or length)
+        if "," in own:
+            raise OptionError(
+                f"--seq-length {own} and --{_ENCODER_LENGTH} set the same sizes",
+                remedy="Remove one of them",
+            )
+        found["seq-length"] = f"{length},{own}"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,15 @@ from autopar.limits import MOST_WORDS
 from autopar.records import Record, replace
 from autopar.units import GIB
 from search.request.degrees import DegreeOptions, with_training_precision
-from search.request.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
+from search.request.options import (
+    PANELS,
+    EngineChoice,
+    OutputSpec,
+    SearchOptions,
+    Shorthands,
+    StackSizes,
+    with_stacks,
+)
 from search.request.profiles import (
     DiscoveredProfiles,
     card_shape,
@@ -672,27 +680,7 @@ def _several_batches(profile: ModelProfile) -> bool:
 # Typed request of all options of a search.
 
 
-_SPACE, _COST, _ = PANELS[4:]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shorthands:
-    """Options that set several other options, or select the plans to search."""
-
-    engine: EngineChoice | None = option(
-        None,
-        help="engine of the plan; `any` searches all",
-        brief="megatron, torchtitan, deepspeed, ... or any [any]",
-        panel=_SPACE,
-        shown="any with estimates, none with measured profiles",
-        most_used=True,
-    )
-    profile_mode: ProfileMode | None = option(
-        None, help="set both modes below", panel=_COST, place=-1
-    )
-
-
-FILLS = (InputSpec, SearchOptions, DegreeOptions, Shorthands, OutputSpec)
+FILLS = (InputSpec, SearchOptions, DegreeOptions, Shorthands, StackSizes, OutputSpec)
 ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
 """Every option of a search, in the order of the help and of plan files."""
 
@@ -736,7 +724,7 @@ def build_request(raw: Mapping[str, object]) -> Request:
     OptionError
         When a value is unusable or two options contradict each other.
     """
-    raw = with_training_precision(own_names(raw, ROWS))
+    raw = with_stacks(with_training_precision(own_names(raw, ROWS)))
     values = read_values(ROWS, raw)
     hardware = values.get("hardware")
     if hardware is not None and is_bare_card(hardware):

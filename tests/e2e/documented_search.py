@@ -491,15 +491,16 @@ def _(lab: Lab) -> None:
     assert rates == pytest.approx([69.772, 71.731, 71.731], rel=1e-3)
 
 
-@TABLE.different(
-    "embed_sdp given on the search command",
-    "The search decides it, as every other dimension; --pin vzero3 fixes it.",
-)
+@TABLE.works("embed_sdp given on the search command")
 def _(lab: Lab) -> None:
-    said = lab.said(*BASE, "--embed_sdp", "0")
-    assert "--embed_sdp is ignored: it is searched, and --pin vzero3=1 sets it" in said
-    for value in (0, 1):
-        assert shape(lab.search(*BASE, "--pin", f"vzero3={value}"))["embed_sdp"] == value
+    """1 requires ZeRO-3 of embedding and head; 0 leaves it to the search, as the other switches."""
+    roomy = ("--settle_bsz", 32, "--memory_constraint", 60, "--search_space", "dp+tp")
+    free = lab.search(*roomy)
+    assert shape(free)["embed_sdp"] == 0
+    assert lab.search(*roomy, "--embed_sdp", 0)["plan"] == free["plan"]
+    asked = lab.search(*roomy, "--embed_sdp", 1)
+    assert shape(asked)["embed_sdp"] == 1
+    assert asked["plan"] == lab.search(*roomy, "--pin", "vzero3=1")["plan"]
 
 
 @TABLE.works("embed_sdp, vsp in the output")

@@ -284,6 +284,7 @@ def _chunks(batch: int, world: int, stages: int) -> int:
 
 
 ENGINE_VERSION = "newest (June 2026); v2.4 by the shell script"
+_NEEDS_NEWEST = "newest (June 2026); v2.4 would ignore the context degrees and run another plan"
 _STRATEGY, _TRAIN, _MODEL, _OLD = (
     "galvatron_config.json",
     "train_dist.yaml",
@@ -299,7 +300,8 @@ SPACE = ExporterSpace(priced={"default_dp_type": "any"})
 def lower(job: ExportJob) -> ExportedPlan:
     """Return the strategy file and the launch files of a plan for Galvatron.
 
-    Every plan is supported, so the exported plan is `job.plan`.
+    Every plan is supported, so the exported plan is `job.plan`. v2.4 has no script of a plan with
+    context degrees.
     """
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
     notes = [
@@ -326,8 +328,11 @@ def lower(job: ExportJob) -> ExportedPlan:
             f"{job.spec.name} has different decoder layers, or unknown sizes: "
             f"write {_MODEL} yourself and set MODEL_CONFIG"
         )
-    files[_OLD] = _shell(job)
-    if _old_size(job.spec) is None:
+    # v2.4 ignores context degrees, so that its script would run another plan.
+    has_context = has_context_degrees(job.plan)
+    if not has_context:
+        files[_OLD] = _shell(job)
+    if not has_context and _old_size(job.spec) is None:
         notes.append(
             f"v2.4 has no model of the sizes of {job.spec.name}: add one to "
             "meta_configs/config_utils.py and set MODEL_SIZE"
@@ -341,13 +346,18 @@ def lower(job: ExportJob) -> ExportedPlan:
         notes.append(f"all layers are equal: {keys} of the GLOBAL mode are equivalent")
     return ExportedPlan(
         engine="galvatron",
-        engine_version=ENGINE_VERSION,
+        engine_version=_NEEDS_NEWEST if has_context else ENGINE_VERSION,
         plan=job.plan,
         files=files,
         losses=(),
         launch=_launch(job),
         notes=tuple(notes),
     )
+
+
+def has_context_degrees(plan: Plan) -> bool:
+    """Return True if a part of the plan has a context degree above 1."""
+    return plan.vocab.cp > 1 or any(layer.cp > 1 for layer in plan.layers)
 
 
 def strategy_text(plan: Plan) -> str:

@@ -17,6 +17,7 @@ part whose best plan is not supported may contain a faster supported plan than i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +34,7 @@ from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
 from search.planning.session import Session, open_session
-from search.planning.space import context_degrees
+from search.planning.space import PRESETS, context_degrees
 from search.request.options import SearchOptions, Shares
 from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _ALTERNATIVES = 5
 """Number of alternatives to try if the engine does not support the best plan of a part."""
+_CONTEXT_RULE = re.compile(r"\bv?cp=")
 _LEAST_S = 1e-3
 """Time limit of a search that begins after the deadline, seconds.
 
@@ -322,6 +324,8 @@ def as_engine(request: Request, engine: Engine) -> Request:
     measured times include the stack that was measured.
     """
     space = space_of(engine)
+    if engine == "galvatron":
+        request = within_strategy_file(request)
     changes: dict[str, object] = {**space.priced, "memory_of": engine}
     inputs = request.inputs
     if space.stack is not None and inputs.time_profiling_path is None:
@@ -330,6 +334,25 @@ def as_engine(request: Request, engine: Engine) -> Request:
         if estimated and not measured:
             changes["stack"] = space.stack
     return extended(request, changes)
+
+
+def within_strategy_file(request: Request) -> Request:
+    """Return a request without context parallelism unless an option of the user allows it.
+
+    Strategy files are Galvatron's, whose v2.4 ignores their context degrees and would run another
+    plan.
+    """
+    options, given = request.options, request.given
+    rules = ",".join((*options.pin, *options.forbid))
+    if {"enable-cp", "disable-cp", "max-cp-deg", "cp-kind"} & given.keys() or _CONTEXT_RULE.search(
+        rules
+    ):
+        return request
+    if PRESETS[options.search_space].context is False:
+        return request
+    line = "--disable-cp (Galvatron v2.4 ignores context degrees; --enable-cp searches them)"
+    found = replace(request, found=(*request.found, line))
+    return extended(found, {"disable_cp": True})
 
 
 def _contexts(session: Session, space: ExporterSpace) -> list[int]:

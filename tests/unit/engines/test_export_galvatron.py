@@ -153,6 +153,23 @@ def test_a_rounded_base_is_a_note() -> None:
     assert any("10001 instead of 10000.6" in note for note in lowered.notes)
 
 
+@pytest.mark.parametrize("where", ["layer", "vocabulary"])
+def test_context_degrees_have_no_script_of_the_old_release(where: str) -> None:
+    """v2.4 ignores them and would run another plan, which the title of the export says."""
+    first, *others = HETEROGENEOUS.layers
+    plan = HETEROGENEOUS
+    if where == "layer":
+        plan = replace(plan, layers=(replace(first, tp=1, cp=2), *others))
+    else:
+        plan = replace(plan, vocab=replace(plan.vocab, tp=1, cp=2))
+    plain, lowered = lower(job(HETEROGENEOUS)), lower(job(plan))
+    assert "train_dist_v2.4.sh" in plain.files
+    assert set(plain.files) - set(lowered.files) == {"train_dist_v2.4.sh"}
+    assert "v2.4" in lowered.engine_version
+    assert lowered.engine_version != plain.engine_version
+    assert not any("v2.4 has no model" in note for note in lowered.notes)
+
+
 def test_names_are_quoted() -> None:
     """A model's name is in one message of the shell script and one comment of the YAML."""
     asked = job(HETEROGENEOUS)

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
 from autopar.documents.spec import load_spec
-from autopar.errors import InputError
+from autopar.errors import InputError, OptionError
 from autopar.rates import estimate_hardware
 from autopar.records import replace
 from autopar.run.rules import RuleError
@@ -250,3 +250,40 @@ def test_selective_recomputation_is_that_of_each_engine() -> None:
 def test_typed_names_are_shipped_names() -> None:
     request = build_request({"model": "Qwen/Qwen3-32B", "hardware": "8xh100"})
     assert (request.inputs.model, request.inputs.hardware) == ("qwen3-32b", "h100:1x8")
+
+
+@pytest.mark.parametrize(
+    ("words", "layers", "lengths"),
+    [
+        ({"num-encoder-layers": "12", "num-decoder-layers": "6"}, (12, 6), None),
+        ({"encoder-seq-length": "256"}, None, (256, 256)),
+        ({"encoder-seq-length": "256", "seq-length": "128"}, None, (256, 128)),
+    ],
+)
+def test_sizes_of_encoder_and_decoder(
+    words: dict[str, str], layers: tuple[int, ...] | None, lengths: tuple[int, ...] | None
+) -> None:
+    """Options of Galvatron's T5; a plan file has them as the lists of all commands."""
+    request = build_request({"model": "t5-3B", **words})
+    assert (request.inputs.num_layers, request.inputs.seq_length) == (layers, lengths)
+    assert not {name for name in request.given if name.endswith("coder-layers")}
+    again = build_request(dict(request.given))
+    assert again.inputs == request.inputs
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"num-encoder-layers": "12"}, "--num-encoder-layers needs --num-decoder-layers"),
+        ({"num-decoder-layers": "12"}, "--num-decoder-layers needs --num-encoder-layers"),
+        (
+            {"num-encoder-layers": "1", "num-decoder-layers": "1", "num-layers": "1,1"},
+            "--num-layers and --num-encoder-layers",
+        ),
+        ({"encoder-seq-length": "8", "seq-length": "8,8"}, "--encoder-seq-length"),
+        ({"num-encoder-layers": "x", "num-decoder-layers": "1"}, "--num-layers"),
+    ],
+)
+def test_sizes_of_one_stack_that_cannot_be(words: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        build_request({"model": "t5-3b", **words})

@@ -9,10 +9,12 @@ import pytest
 import search
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
+from search.planning.choose import chosen
+from search.planning.layered.parts import as_engine, within_strategy_file
 from search.planning.session import open_session
 from search.planning.space import Rules, SearchSpace, build_space, context_degrees, parse_rules
 from search.request.options import SearchOptions
-from search.request.request import InputSpec
+from search.request.request import InputSpec, build_request
 
 LONG = 131_072
 
@@ -142,3 +144,51 @@ def test_embedding_and_head_of_the_layers_degree_move_nothing(
     # a micro-batch of 4 samples is no whole number for each of 32 ranks
     assert not other.legal
     assert other.stages[0].time_s["redistribution"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "disabled"),
+    [
+        ({}, True),
+        ({"enable-cp": True}, False),
+        ({"max-cp-deg": "4"}, False),
+        ({"pin": ["cp=2"]}, False),
+        ({"pin": ["vcp=2"]}, False),
+        ({"pin": ["tp=2"]}, True),
+        # another space has no context degrees
+        ({"search-space": "dp+tp"}, False),
+    ],
+)
+def test_plans_for_strategy_files_have_context_where_asked(
+    words: dict[str, Any], disabled: bool
+) -> None:
+    """Galvatron's v2.4 ignores context degrees; a default that is not given is listed."""
+    asked = build_request({"model": "llama2-7b", "hardware": "a100:1x8", **words})
+    found = within_strategy_file(asked)
+    assert found.options.disable_cp == disabled
+    assert bool(found.found) == disabled
+    own = as_engine(asked, "galvatron")
+    assert own.options.disable_cp == disabled
+    for engine in ("torchtitan", "paddlenlp", "megatron"):
+        assert not as_engine(asked, engine).options.disable_cp
+
+
+def test_search_for_galvatron_has_no_context_unless_asked() -> None:
+    """Long sequences would have it; --engine none and --enable-cp search it."""
+    words: dict[str, Any] = {
+        "model": "llama2-7b",
+        "hardware": "a100:1x8",
+        "seq-length": "32768",
+        "global-batch-size": "8",
+        "search-space": "full",
+        "engine": "galvatron",
+    }
+    degrees = []
+    for more in ({}, {"enable-cp": True}, {"engine": "none"}):
+        found = chosen(build_request({**words, **more})).request
+        session = open_session(found.inputs, found.options, found.given)
+        plan = session.planner.solve(top=0).plan
+        assert plan is not None
+        degrees.append({layer.cp for layer in plan.layers} | {plan.vocab.cp})
+    assert degrees[0] == {1}
+    assert all(max(own) > 1 for own in degrees[1:])

@@ -404,10 +404,12 @@ def test_traceback_on_request() -> None:
 @pytest.mark.parametrize(
     ("words", "sizes"),
     [
-        ({"start-mb": "16", "end-mb": "512", "scale": "2"}, "16M:512M:x2"),
+        ({"start-mb": "16", "end-mb": "512", "scale": "2"}, "1M:1G:x2"),
+        ({"start-mb": "16", "end-mb": "256", "scale": "2"}, "16M:256M:x2"),
         ({"end-mb": "8"}, "8M"),
-        ({"start-mb": "1024"}, "1024M"),
-        ({"scale": "8"}, "16M:512M:x8"),
+        ({"start-mb": "1024"}, "1M:1G:x2"),
+        ({"start-mb": "16", "end-mb": "2048", "scale": "8"}, "1M:1G:x2,16M:2G:x8"),
+        ({"scale": "8"}, "16M:128M:x8"),
     ],
 )
 def test_documented_sizes(words: dict[str, str], sizes: str) -> None:
