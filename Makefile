@@ -39,7 +39,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp test-ranks test-whole test-slow quick asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
+.PHONY: help search setup build check test test-py test-cpp test-ranks test-whole test-slow test-gpu quick asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ test-ranks: $(TEST_READY) ## runs under torchrun that are watched, killed and in
 
 test-slow: $(TEST_READY) ## what takes more than a few seconds a test
 	$(PY) -m pytest $(TEST_WORKERS) -m "slow and not gpu" --durations=10 $(PYTEST_ARGS)
+
+test-gpu: $(TEST_READY) ## every test that needs a CUDA device, one after the other
+	$(PY) -m pytest -m gpu --durations=10 $(PYTEST_ARGS)
 
 test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
 	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }

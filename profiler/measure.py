@@ -192,6 +192,54 @@ def renamed(name: str, older: str) -> Callable[..., Any]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Burn-in: a GPU begins with a high clock and lowers it under load, as in training.
+
+
+_BURN_SIZE = 4096
+"""Edge of the square matrices of the load, the hidden size of a 7B model."""
+_BURN_LOOPS = 100
+_STEADY_BLOCKS, _STEADY_SHARE = 5, 0.01
+"""Number of last blocks that must agree, and their largest relative difference."""
+_LEAST_BURN_S, _MOST_BURN_S = 2.0, 30.0
+"""Limits of a burn-in, seconds: power limits act within seconds, and temperatures rise longer."""
+
+
+def burn_in(block: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Run blocks of equal work until their durations agree; return False if they never did.
+
+    block : runs the work and returns its seconds.
+    """
+    begun_s = clock()
+    last_s: list[float] = []
+    while (spent_s := clock() - begun_s) < _MOST_BURN_S:
+        last_s = [*last_s, block()][-_STEADY_BLOCKS:]
+        steady = max(last_s) <= (1 + _STEADY_SHARE) * min(last_s)
+        if steady and len(last_s) == _STEADY_BLOCKS and spent_s >= _LEAST_BURN_S:
+            return True
+    return False
+
+
+@cache
+def reach_sustained_clock(device: torch.device) -> None:
+    """Load a GPU with GEMMs until it has its sustained clock, once per process; warn if it has not.
+
+    Times of the first seconds would otherwise be those of a clock that training does not have.
+    """
+    import torch
+
+    left, right = (
+        torch.randn(_BURN_SIZE, _BURN_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2)
+    )
+    product = torch.empty_like(left)
+    block = make_timer(device).bind(lambda: torch.mm(left, right, out=product), _BURN_LOOPS)
+    if not burn_in(block):
+        say(
+            f"warning: times of GEMMs on {device} still change after {_MOST_BURN_S:g} s of load. "
+            "Fix the clocks, or use an idle GPU"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 # Number of repetitions: enough for a precise median, within the time limit.
 
 

@@ -347,6 +347,8 @@ class Driver:
                 agree=agree,
                 repetitions=self._policy.iters,
                 max_seconds=self._policy.max_seconds,
+                prepare=lambda number: row.prepare(buffers, member, number),
+                most=buffers.limit,
             )
             # All ranks agree on the verdict.
             if found.overlapped:

@@ -237,7 +237,7 @@ class HardwareOptions(RankOptions):
 
 
 _SP_TIME_FROM = 512 << 20
-"""Largest message of documented sizes from which the sizes of sp_time are measured, too, bytes."""
+"""Documented sizes that reach this message, bytes, are completed by those of sp_time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,25 @@ def _busy(track: Track, alone_s: float, until_s: float) -> list[tuple[float, flo
     return [(start, end) for start, end in intervals if start < end]
 
 
+class PreparedLanes:
+    """Lanes whose buffers are prepared before each window, so that no refill is in its times."""
+
+    def __init__(self, lanes: Lanes, prepare: Callable[[int], Any]) -> None:
+        """Wrap lanes.
+
+        prepare : prepares the buffers for a number of communications, on the current stream. Lanes
+            on a GPU synchronize before they open their window.
+        """
+        self._lanes = lanes
+        self._prepare = prepare
+        self.can_stop = lanes.can_stop
+
+    def play(self, queues: Queues) -> LaneTimes:
+        """Return the times of both lanes after the buffers were prepared."""
+        self._prepare(queues.communications + queues.lead)
+        return self._lanes.play(queues)
+
+
 class ThreadLanes:
     """Lanes on a CPU: GEMMs in the calling thread, communications in a second thread.
 
@@ -367,9 +386,15 @@ class OverlapPlan(Record):
         return replace(self.queues(blocks, self.communications), until_communicated=True)
 
 
-def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> OverlapPlan:
-    """Return the operations that fill a window, from times that are equal on all ranks."""
-    communications = min(max(math.ceil(window_s / communication_s), 1), _MOST_OPERATIONS)
+def plan_overlap(
+    gemm_s: float, communication_s: float, window_s: float, most: int = _MOST_OPERATIONS
+) -> OverlapPlan:
+    """Return the operations that fill a window, from times that are equal on all ranks.
+
+    most : largest number of communications of a window.
+    """
+    most = min(most, _MOST_OPERATIONS)
+    communications = min(max(math.ceil(window_s / communication_s), 1), max(most, 1))
     # As many as take as long as the communications, both alone.
     gemms = communications * communication_s / gemm_s
     # Several GEMMs per block if single ones would exceed the recorded number.
@@ -529,6 +554,8 @@ def local_overlap(
     agree: Callable[[float], float],
     repetitions: int,
     max_seconds: float,
+    prepare: Callable[[int], Any] = lambda number: None,
+    most: int = _MOST_OPERATIONS,
 ) -> OverlapSamples:
     """Return this rank's times of GEMMs and communication, alone and concurrently, in seconds.
 
@@ -545,6 +572,8 @@ def local_overlap(
     repetitions : maximum repetitions of all phases.
     max_seconds : seconds after which no further repetition begins. At least two are made, or one if
         the first already took longer.
+    prepare : prepares the buffers for a number of communications, before each window.
+    most : largest number of communications that the buffers can be prepared for.
     """
     import torch
 
@@ -566,8 +595,10 @@ def local_overlap(
     name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     spelt = str(dtype).removeprefix("torch.")
     return measure_overlap(
-        lanes,
+        PreparedLanes(lanes, prepare),
         agree,
+        # A window may begin with one more communication.
+        most=most - 1,
         gemm=f"{size}x{size}x{size} {name.get(spelt, spelt)}",
         # A short time limit shortens the window: it must fit repetitions of all five phases.
         window_s=min(OVERLAP_WINDOW_S[kind], max_seconds / 40),
@@ -584,9 +615,10 @@ def measure_overlap(
     window_s: float,
     repetitions: int,
     max_seconds: float,
+    most: int = _MOST_OPERATIONS,
 ) -> OverlapSamples:
     """Return the samples of two lanes; see `local_overlap`."""
-    plan = plan_overlap(*_calibrate(lanes, agree), window_s)
+    plan = plan_overlap(*_calibrate(lanes, agree), window_s, most)
     phases = _Phases(lanes=lanes, agree=agree, plan=plan)
     first_s = 0.0
     began = time.perf_counter()

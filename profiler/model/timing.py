@@ -26,6 +26,7 @@ from profiler.measure import (
     make_timer,
     next_block,
     out_of_memory,
+    reach_sustained_clock,
     warmups,
 )
 from profiler.model.counting import End
@@ -413,6 +414,7 @@ def time_module(
     if device.type == "cuda":
         own_policy = replace(policy, sample_s=max(policy.sample_s, DEVICE_SAMPLE_S))
         with torch.cuda.device(device):
+            reach_sustained_clock(device)
             return _guarded(measure, device, where)
     return _guarded(measure, device, where)
 

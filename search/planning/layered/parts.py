@@ -339,8 +339,7 @@ def as_engine(request: Request, engine: Engine) -> Request:
 def within_strategy_file(request: Request) -> Request:
     """Return a request without context parallelism unless an option of the user allows it.
 
-    Strategy files are Galvatron's, whose v2.4 ignores their context degrees and would run another
-    plan.
+    Galvatron's v2.4 ignores the context degrees of strategy files and would run another plan.
     """
     options, given = request.options, request.given
     rules = ",".join((*options.pin, *options.forbid))

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profiler.measure import BLOCK, Policy, choose_loops, expected_seconds, next_block, warmups
+from profiler.measure import (
+    BLOCK,
+    Policy,
+    burn_in,
+    choose_loops,
+    expected_seconds,
+    next_block,
+    warmups,
+)
 from tests.often import often
 from tests.unit.replay import ReplayTimer
 
@@ -222,3 +230,41 @@ def test_replay_performs_and_returns_what_was_recorded() -> None:
     assert [f() for f in repeat(ReplayTimer([5.0], repeat=True).bind(timer.synchronize, 1), 3)] == [
         5.0
     ] * 3
+
+
+class Load:
+    """Blocks of given durations on a clock that they advance; the last duration repeats."""
+
+    def __init__(self, *durations_s: float) -> None:
+        self._durations_s = list(durations_s)
+        self.now_s = 0.0
+        self.blocks = 0
+
+    def block(self) -> float:
+        duration_s = self._durations_s[min(self.blocks, len(self._durations_s) - 1)]
+        self.blocks += 1
+        self.now_s += duration_s
+        return duration_s
+
+
+@pytest.mark.parametrize(
+    ("durations_s", "blocks"),
+    [
+        # equal blocks, but the clock has not had the time to fall
+        ((0.1,), 21),
+        # the clock falls for three seconds
+        ((*(0.5 + 0.1 * k for k in range(5)), 1.0), 10),
+    ],
+)
+def test_burn_in_ends_when_blocks_are_equally_long(
+    durations_s: tuple[float, ...], blocks: int
+) -> None:
+    load = Load(*durations_s)
+    assert burn_in(load.block, lambda: load.now_s)
+    assert abs(load.blocks - blocks) <= 1
+
+
+def test_burn_in_that_never_settles_ends() -> None:
+    load = Load(*(0.5 + 0.05 * (k % 2) for k in range(1000)))
+    assert not burn_in(load.block, lambda: load.now_s)
+    assert 25.0 < load.now_s < 35.0

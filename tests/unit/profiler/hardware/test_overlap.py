@@ -15,6 +15,7 @@ from profiler.hardware.overlap import (
     QUANTITIES,
     LaneTimes,
     OverlapSamples,
+    PreparedLanes,
     Queues,
     ThreadLanes,
     Track,
@@ -416,3 +417,33 @@ def test_one_gpu_with_a_copy_in_place_of_communication() -> None:
     assert 2 <= len(found.both) <= 5
     assert 0.9 < slowdowns(found.samples_s).compute < 20.0
     assert 0.9 < slowdowns(found.samples_s).communication < 20.0
+
+
+@pytest.mark.parametrize("most", [3, 20, 1024])
+def test_buffers_are_prepared_before_each_window(most: int) -> None:
+    """A refill in a window would be timed, so no window has more sums than a refill allows."""
+    machine = Machine()
+    prepared: list[int] = []
+
+    def prepare(number: int) -> None:
+        prepared.append(number)
+        # nothing was played since the last preparation
+        assert len(machine.played) == len(prepared) - 1
+
+    measure_overlap(
+        PreparedLanes(machine, prepare),
+        alone,
+        gemm="double",
+        window_s=1.0,
+        repetitions=2,
+        max_seconds=20.0,
+        most=most,
+    )
+    assert prepared == [queues.communications + queues.lead for queues in machine.played]
+    # the calibration has at most eight
+    assert max(queues.communications for queues in machine.played) <= max(most, 8)
+
+
+def test_windows_without_a_limit_are_as_long_as_asked() -> None:
+    assert plan_overlap(1e-3, 1e-3, 0.1).communications == 100
+    assert plan_overlap(1e-3, 1e-3, 0.1, 82).communications == 82
