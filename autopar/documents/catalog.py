@@ -384,7 +384,11 @@ _PUBLISHED: dict[str, tuple[str, int]] = {
     "llama-7b": ("llama2-7b", 2048),
     "llama-13b": ("llama2-13b", 2048),
     "llama": ("llama2-7b", 2048),
+    # GPT-2 XL is the published model of this size.
+    "gpt-1.5b": ("gpt2-xl", 1024),
+    "bert-base-uncased": ("bert-base", 512),
     "bert-large-uncased": ("bert-large", 512),
+    "bert-huge-uncased-32": ("bert-huge-32", 512),
     "mixtral-8x7b-e8k2": ("mixtral-8x7b", 4096),
 }
 """(Shipped model of equal sizes, sequence length) by name in Galvatron's zoo."""

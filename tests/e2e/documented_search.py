@@ -494,13 +494,14 @@ def _(lab: Lab) -> None:
 @TABLE.works("embed_sdp given on the search command")
 def _(lab: Lab) -> None:
     """1 requires ZeRO-3 of embedding and head; 0 leaves it to the search, as the other switches."""
-    roomy = ("--settle_bsz", 32, "--memory_constraint", 60, "--search_space", "dp+tp")
-    free = lab.search(*roomy)
-    assert shape(free)["embed_sdp"] == 0
-    assert lab.search(*roomy, "--embed_sdp", 0)["plan"] == free["plan"]
+    roomy = ("--settle_bsz", 32, "--memory_constraint", 60)
     asked = lab.search(*roomy, "--embed_sdp", 1)
     assert shape(asked)["embed_sdp"] == 1
     assert asked["plan"] == lab.search(*roomy, "--pin", "vzero3=1")["plan"]
+    none = (*roomy, "--disable_sdp", 1)
+    assert lab.search(*none, "--embed_sdp", 0)["plan"] == lab.search(*none)["plan"]
+    said = lab.said(*none, "--embed_sdp", 1, expected=2)
+    assert "no strategy is possible for embedding and head" in said
 
 
 @TABLE.works("embed_sdp, vsp in the output")

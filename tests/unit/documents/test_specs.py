@@ -36,6 +36,12 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "qwen2.5-72b": 72_706_203_648,
     "t5-3b": 2_851_598_336,
     "bert-large": 335_174_458,
+    "bert-base": 109_514_298,
+    "bert-huge-32": 671_079_482,  # counted by hand, like the models above
+    "gpt-0.3b": 354_823_168,
+    "gpt-2.7b": 2_651_553_280,  # counted by hand
+    "llama-30b": 32_528_943_616,
+    "t5-large": 737_668_096,
     # those of tests/data/published_configs.json: text parts, without modules of further tokens
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_404_352,
