@@ -102,6 +102,9 @@ def test_a_value_that_is_passed_over_is_recognised() -> None:
     assert not ignored(lambda kind: answers[kind], done("20 s", wrong))
     assert not ignored(lambda kind: answers[kind], done("12 s", wrong))
     assert not ignored(lambda kind: answers[kind], done("15 s", "a.json: lr = 10"))
+    category = "a.json: traceEvents.1.cat = "
+    assert ignored(lambda kind: answers[kind], done("15 s", category + "7"))
+    assert not ignored(lambda kind: answers[kind], done("15 s", category + "'x'"))
 
 
 @pytest.mark.parametrize(
