@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -280,17 +281,37 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("hardware profiler writes overlap file", "ranks")
 def _(lab: Lab) -> None:
-    """Where processes share cores nothing overlaps, so the cell may fail; the key may not."""
+    """The largest slowdown of the cells that overlapped; without one, no file and an error.
+
+    Where processes share cores a cell may not overlap; it is measured again.
+    """
     lab = lab.fresh()
-    words = ("--out", "hw", *MEASURE, "overlap")
+    words = ("--out", "hw", *MEASURE, "overlap", "--resume")
     from tests.e2e.launching import Copies
 
-    with Copies.of(2, "profiler.hardware", *words, cwd=lab.folder) as copies:
-        done = copies.wait(120.0)
-    if done.rank_code == 0:
-        assert set(lab.load("hw", "overlap_coefficient.json")) == {"overlap_coe"}
-    else:
+    name = "overlap_coefficient.json"
+    for _ in range(3):
+        with Copies.of(2, "profiler.hardware", *words, cwd=lab.folder) as copies:
+            done = copies.wait(120.0)
+        if lab.path("hw", name).exists():
+            break
+        assert done.rank_code != 0
         assert "overlap_" in done.stderr
+    else:
+        pytest.skip("nothing overlapped on this machine in three runs")
+    cells = {
+        cell["key"]: cell
+        for run in lab.load("hw", f"{name}.meta.json")["runs"]
+        for cell in run["measurements"]
+        if cell["operation"].startswith("overlap_") and cell["status"] == "ok"
+    }
+    slowdowns = [
+        median(cell["samples_s"][f"{lane}_overlapped"]) / median(cell["samples_s"][f"{lane}_alone"])
+        for cell in cells.values()
+        for lane in ("compute", "communication")
+    ]
+    expected = min(max(1.0, *slowdowns), 10.0)
+    assert lab.load("hw", name) == {"overlap_coe": pytest.approx(expected)}
 
 
 @TABLE.works("hardware profiler writes sp_time file, 1..1024 MB", "ranks")

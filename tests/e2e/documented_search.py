@@ -186,11 +186,25 @@ TABLE.plans("dimension ckpt", "--disable_tp", "1", "--memory_constraint", "13", 
 
 @TABLE.works("--search_space full")
 def _(lab: Lab) -> None:
-    assert shape(lab.search(*BASE, "--search_space", "full")) == shape(lab.search(*BASE))
+    """The default, and what the narrower spaces have not: ZeRO-3 with mixed tensor degrees."""
+    found = shape(lab.search(*BASE, "--search_space", "full"))
+    assert found == shape(lab.search(*BASE))
+    assert (found["zero3"], found["tp"], found["pp"]) == ({1}, {2, 4}, 1)
 
 
 TABLE.plans("--search_space 3d", "--search_space", "3d", zero3={0}, ckpt={0}, tp={4}, pp=1, m=8)
-TABLE.plans("--search_space dp+tp", "--search_space", "dp+tp", tp={2, 4}, pp=1, zero3={0})
+
+
+@TABLE.works("--search_space dp+tp")
+def _(lab: Lab) -> None:
+    """One stage, also where several are faster."""
+    words = ("--search_space", "dp+tp")
+    found = shape(lab.search(*BASE, *words))
+    assert (found["tp"], found["pp"], found["zero3"]) == ({2, 4}, 1, {0})
+    found = shape(lab.search(*BASE, *words, "--disable_dp", 1))
+    assert (found["tp"], found["pp"]) == ({8}, 1)
+
+
 TABLE.plans("--search_space dp+pp", "--search_space", "dp+pp", tp={1}, pp=8, zero3={0})
 
 
@@ -212,8 +226,21 @@ def _(lab: Lab) -> None:
         assert shape(lab.search(*BASE, *SIXTEEN, *words))["tp"] == {limit}
 
 
-TABLE.plans("--search_space pp", "--search_space", "pp", pp=8, tp={1}, stages=(3,) * 8)
-TABLE.plans("--sp_space tp", "--sp_space", "tp", tp={2, 4}, ulysses={0})
+@TABLE.works("--search_space pp")
+def _(lab: Lab) -> None:
+    """As many stages as GPUs, also where memory is enough for one."""
+    for limit in (10, 60):
+        found = shape(lab.search(*BASE, "--search_space", "pp", "--memory_constraint", limit))
+        assert (found["pp"], found["tp"], found["stages"]) == (8, {1}, (3,) * 8)
+
+
+@TABLE.works("--sp_space tp")
+def _(lab: Lab) -> None:
+    """Megatron's tensor parallelism alone: no layer may have the other kind."""
+    words = ("--sp_space", "tp")
+    found = shape(lab.search(*BASE, *words))
+    assert (found["tp"], found["ulysses"]) == ({2, 4}, {0})
+    lab.search(*BASE, *words, "--pin", "ulysses=1", expected=3)
 
 
 @TABLE.works("--sp_space sp")
@@ -237,7 +264,7 @@ def _(lab: Lab) -> None:
 TABLE.plans("--disable_dp 1", "--disable_dp", "1", pp=4, tp={2}, zero3={0})
 TABLE.plans("--disable_tp 1", "--disable_tp", "1", tp={1}, vtp=1)
 TABLE.plans("--disable_vtp 1", "--disable_vtp", "1", vtp=1, tp={2, 4})
-TABLE.plans("--disable_pp 1", "--disable_pp", "1", "--disable_sdp", "1", pp=1)
+TABLE.plans("--disable_pp 1", "--disable_pp", "1", "--disable_dp", "1", pp=1, tp={8})
 TABLE.plans("--disable_sdp 1", "--disable_sdp", "1", zero3={0}, tp={2, 4})
 
 
