@@ -26,6 +26,7 @@ _SPACE = "search/planning/space.py"
 _MODE = "profiler/plan/question.py"
 _HARDWARE = "autopar/documents/hardware.py"
 _MEMORY = "autopar/documents/memory.py"
+_STRATEGY = "autopar/documents/strategy.py"
 _SYSTEM = "search/closed_form/calculon/engine.py"
 _ALIASES = "autopar/command/aliases.toml"
 
@@ -99,7 +100,7 @@ _FILES = (
     ("sp_time file: allreduce_size_{g}_{m}MB_time", '"ms": MS', '"ms": 2 * MS'),
     ("sp_time file: all2all_size_{g}_{m}MB_time", ") * MIB if", ") * GB if"),
     ("bus bandwidth unit (GB/s; Galvatron MiB/ms)", "MIB / MS", "float(GB)"),
-    ("names for several nodes ({N}nodes_{G}gpus)", "nodes_{gpus", "nodes_{num_nodes"),
+    ("names for several nodes ({N}nodes_{G}gpus)", "nodes_{gpus_per_node}", "nodes_{num_nodes}"),
     (
         "allreduce_size_{g} without consec",
         "(entry.group_size, True), e",
@@ -146,11 +147,24 @@ _SPELLINGS = (
     ("--disable_fsdp 1", "disable-fsdp", "disable-nothing"),
     ("search_granularity coarse/fine", '0 = "coarse-grained", 1', '1 = "coarse-grained", 0'),
 )
+_PADDLENLP = (
+    "optimum in PaddleNLP's own spelling (fine_grained_config.json), for train_qwen_fine_grained.sh"
+)
+_STRATEGIES = (
+    (
+        _PADDLENLP,
+        "ulysses=self.usp_flag_list",
+        "ulysses=self.recompute_list",
+    ),
+    ("coarse result optimal_solution.json", "checkpoint=(recompute,)", "checkpoint=(False,)"),
+    ("old strategy files (v2.0-2.4)", "checkpoint=self.checkpoint", "checkpoint=()"),
+)
 MUTATIONS = (
     *(Mutation(row, _SPACE, old, new) for row, old, new in (*_DISABLED, *_SPACES)),
     *(Mutation(row, _MODE, old, new) for row, old, new in _GLOBAL),
     *(Mutation(row, _HARDWARE, old, new) for row, old, new in _FILES),
     *(Mutation(row, _MEMORY, old, new) for row, old, new in _TABLES),
+    *(Mutation(row, _STRATEGY, old, new) for row, old, new in _STRATEGIES),
     *(Mutation(row, _SYSTEM, old, new) for row, old, new in _SYSTEMS),
     *(Mutation(row, _ALIASES, old, new) for row, old, new in _SPELLINGS),
 )
@@ -179,7 +193,7 @@ def apply(mutation: Mutation) -> None:
 
 
 def outcome(row: str, mutation: Mutation | None) -> str:
-    """Return what the check of a row says in a process of its own: "" if it passes."""
+    """Run the check of a row in another process; return its error, "" if it passes."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -204,10 +218,13 @@ def outcome(row: str, mutation: Mutation | None) -> str:
 def _check(name: str) -> None:
     rows = import_module("tests.e2e.test_documented_workflows").ROWS
     (row,) = (row for row in rows if row.feature == name)
-    lab = import_module("tests.e2e.documented_lab").prepare(Path(tempfile.mkdtemp()))
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - a device
+    prepare = import_module("tests.e2e.documented_lab").prepare
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open(os.devnull, "w", encoding="utf-8") as nowhere,  # noqa: PTH123 - a device
+    ):
         sys.stdout = nowhere
-        row.check(lab)
+        row.check(prepare(Path(folder) / "lab"))
 
 
 def main(words: list[str]) -> int:

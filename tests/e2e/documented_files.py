@@ -208,6 +208,10 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     slow = lab.changed(SP_TIME, times("allreduce", 10.0))
     assert slow.rate() == pytest.approx(59.499, rel=1e-3)
+    pins = ("--pin", "tp=2", "--pin", "pp=1", "--pin", "vtp=2")
+    slower = lab.changed(SP_TIME, times("allreduce", 2.0))
+    assert lab.rate(*pins) == pytest.approx(64.688, rel=1e-3)
+    assert slower.rate(*pins) == pytest.approx(60.216, rel=1e-3)
 
 
 @TABLE.works("sp_time file: all2all_size_{g}_{m}MB_time")
@@ -460,6 +464,18 @@ def _(lab: Lab) -> None:
     assert with_it["ckpt"] == {0, 1}
     assert without["ckpt"] == {0}
     assert without["rate"] < with_it["rate"]
+
+    def double(file: dict[str, dict[str, dict[str, dict[str, float]]]]) -> None:
+        file[path[0]][path[1]]["tp_activation_per_bsz_dict"]["checkpoint"] *= 2.0
+
+    pins = [word for pin in ("tp=1", "pp=1", "m=1", "vtp=1", "ckpt=1") for word in ("--pin", pin)]
+    words = (*BASE, *pins, "--pin", "zero3=0", "--memory_constraint", "60")
+    kept, more = (
+        one.search(*words)["memory"][0]["allocated_bytes"]
+        for one in (lab, lab.changed(MODEL / MEMORY, double))
+    )
+    # 4 MiB more for each layer and each of the 4 samples of a GPU
+    assert more - kept == LAYERS * 4 * 4 * 2**20
 
 
 def _other_row(feature: str, key: str, *words: str, stage: int = 0) -> None:

@@ -73,6 +73,25 @@ OWN = {
 """A plan in the spelling of its fine_grained_config.json."""
 
 
+def _runs(*runs: tuple[int, int]) -> str:
+    """Return a list of values, given as (value, number of layers)."""
+    return ",".join(str(value) for value, count in runs for _ in range(count))
+
+
+MIXED = OWN | {
+    "pp_size": 2,
+    "gradient_accumulation_steps": 8,
+    "embed_sdp": 0,
+    "pp_stage_idx_list": _runs((0, 12), (1, 12)),
+    "tp_size_list": _runs((2, 8), (1, 8), (4, 8)),
+    "dp_size_list": _runs((2, 8), (4, 8), (1, 8)),
+    "sharding_stage_list": _runs((3, 4), (2, 20)),
+    "usp_flag_list": _runs((1, 2), (0, 22)),
+    "recompute_list": _runs((0, 6), (1, 10), (0, 8)),
+}
+"""A plan whose lists all differ, none of them the same for all layers."""
+
+
 def found(lab: Lab, *words: object, expected: int = 0) -> Any:
     """Return what the search answers to PaddleNLP's spellings."""
     return lab.found(*LINE, *words, expected=expected)
@@ -408,12 +427,21 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     """What is read is written with the same keys and values, with the launch that reads it."""
     lab = lab.fresh()
-    write(lab.path("fine_grained_config.json"), OWN)
-    priced = lab.search(*BASE, "--evaluate", "fine_grained_config.json")
-    assert (priced["legal"], shape(priced)["tp"], shape(priced)["vtp"]) == (True, {2}, 2)
-    words = ("fine_grained_config.json", "--to", "paddlenlp", *GPT, "--out", "p")
-    assert "train_qwen_fine_graine.py" in lab.ask("autopar-export", *words).out
-    assert lab.load("p", "fine_grained_config.json") == OWN
+    room = ("--memory_constraint", "60", "--sp_space", "tp+sp")
+    for name, own in (("same", OWN), ("mixed", MIXED)):
+        write(lab.path(f"{name}.json"), own)
+        priced = lab.search(*BASE, *room, "--evaluate", f"{name}.json")
+        assert (priced["legal"], shape(priced)["vtp"]) == (True, 2)
+        plan = priced["plan"]
+        assert plan["tp_sizes_enc"] == own["tp_size_list"]
+        assert plan["use_sp"] == own["usp_flag_list"]
+        assert plan["checkpoint"] == own["recompute_list"]
+        sharded = [stage == "3" for stage in own["sharding_stage_list"].split(",")]
+        assert [flag == "1" for flag in plan["dp_types_enc"].split(",")] == sharded
+        assert plan["pp_deg"] == own["pp_size"]
+        words = (f"{name}.json", "--to", "paddlenlp", *GPT, *room, "--out", name)
+        assert "train_qwen_fine_graine.py" in lab.ask("autopar-export", *words).out
+        assert lab.load(name, "fine_grained_config.json") == own
     lab.search(*BASE, "--engine", "paddlenlp", "--output_config_path", "s.json")
     lab.ask("autopar-export", "autopar_plan_s.json", "--to", "paddlenlp", "--out", "q")
     again = lab.search(*BASE, "--evaluate", "q/fine_grained_config.json")
@@ -434,6 +462,12 @@ def _(lab: Lab) -> None:
     words = ("--from", "paddlenlp", "optimal_solution.json", "--num_layers", LAYERS)
     imported = json.loads(lab.ask("autopar-export", *words).out)
     assert imported == same["plan"]
+    coarse["strategy"] = "pp2_tp4_dp1_stage2_recompute1"
+    write(lab.path("optimal_solution.json"), coarse | costs)
+    other = json.loads(lab.ask("autopar-export", *words).out)
+    assert (other["pp_deg"], other["default_dp_type"]) == (2, "zero2")
+    keys = ("tp_sizes_enc", "dp_types_enc", "checkpoint")
+    assert [set(other[key].split(",")) for key in keys] == [{"4"}, {"0"}, {"1"}]
 
 
 @TABLE.different(

@@ -595,9 +595,10 @@ def _(lab: Lab) -> None:
     """The keys of release 2.0; what it does not say is 0 or 1."""
     lab = lab.fresh()
     many = {
-        "tp_sizes_enc": ",".join(["2"] * LAYERS),
-        "tp_consecutive_flags": ",".join(["1"] * LAYERS),
-        "dp_types_enc": ",".join(["1"] * LAYERS),
+        "tp_sizes_enc": ",".join(["2"] * 8 + ["4"] * 16),
+        "tp_consecutive_flags": ",".join(["1"] * 20 + ["0"] * 4),
+        "dp_types_enc": ",".join(["1"] * 6 + ["0"] * 18),
+        "checkpoint": ",".join(["0"] * 4 + ["1"] * 20),
     }
     old = {
         "pp_deg": 1,
@@ -605,13 +606,13 @@ def _(lab: Lab) -> None:
         "global_bsz": 32,
         "chunks": 4,
         "pp_division": str(LAYERS),
-        "checkpoint": ",".join(["0"] * LAYERS),
         "pipeline_type": "pipedream_flush",
-        "default_dp_type": "ddp",
+        "default_dp_type": "zero2",
     }
     write(lab.path("old.json"), old)
-    found = lab.search(*BASE, "--evaluate", "old.json")
+    found = lab.search(*BASE, "--memory_constraint", 60, "--evaluate", "old.json")
     assert found["legal"]
+    assert {key: found["plan"][key] for key in old} == old
     assert {key: found["plan"][key] for key in ("vtp", "vsp", "embed_sdp")} == {
         "vtp": 1,
         "vsp": 0,

@@ -256,7 +256,7 @@ def test_an_error_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams that nobody closed
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams left open
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_a_signal_at_any_moment_leaves_no_temporary_file(tmp_path: Path, name: str) -> None:
     """Points are whole under their name, or not there."""

@@ -80,7 +80,7 @@ def test_a_link_that_waits_at_a_temporary_name_is_not_followed(tmp_path: Path) -
     assert victim.read_text() == "kept"
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams that nobody closed
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of streams left open
 @pytest.mark.parametrize("old", [None, "new", "old"])
 def test_a_signal_at_any_moment_leaves_no_temporary_file(
     tmp_path: Path, old: str | None, monkeypatch: pytest.MonkeyPatch
