@@ -144,6 +144,7 @@ _SPELLINGS = (
     ("seqlen_list", "seqlen-list ", ""),
     ("memory_upper_limit", "memory-upper-limit ", ""),
     ("max_tp_size, max_pp_size", "max-tp-size ", ""),
+    ("PaddleNLP line verbatim", 'max-pp-deg = "max-pp-size"', 'max-pp-deg = "max-pp"'),
     ("--disable_fsdp 1", "disable-fsdp", "disable-nothing"),
     ("search_granularity coarse/fine", '0 = "coarse-grained", 1', '1 = "coarse-grained", 0'),
 )

@@ -40,6 +40,7 @@ from tests.e2e.documented_training import (
     profiled,
     tiny,
 )
+from tests.e2e.test_paddlenlp_flow import LINE as SEARCH_DIST_LINE, write_configs
 from tests.warm import ROOT
 
 TABLE = Table("003")
@@ -349,7 +350,24 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("PaddleNLP line verbatim")
 def _(lab: Lab) -> None:
-    """Its files were measured without sequence parallelism, which then is off and said."""
+    """Arguments of search_dist.sh as written there, and then files without its raw keys.
+
+    These were measured without sequence parallelism, which then is off and said.
+    """
+    lab = lab.fresh()
+    write_configs(lab.folder)
+    lab.ask("autopar-search", *SEARCH_DIST_LINE)
+    (path,) = lab.path("configs").glob("autopar_plan_*.json")
+    own = lab.load(path)
+    options = own["options"]
+    assert (options["engine"], options["sequence_parallel"]) == ("paddlenlp", True)
+    (path,) = lab.path("configs").glob("galvatron_config_*.json")
+    plan = lab.load(path)
+    assert (plan["world_size"], plan["global_bsz"]) == (64, 64)
+    assert len(plan["tp_sizes_enc"].split(",")) == 72
+    assert max(map(int, plan["tp_sizes_enc"].split(","))) <= 8
+    assert plan["pp_deg"] <= 8
+    assert set(plan["use_sp"].split(",")) == {"0"}
     lab = lab.fresh()
     write(lab.path(MODEL, MEMORY), memory_file(""))
     told = found(lab, *BASE)

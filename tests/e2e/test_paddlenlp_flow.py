@@ -67,8 +67,14 @@ def other_memory(states: float, activation: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write made-up figures with PaddleNLP's file names and keys; return the working folder."""
+    """Return the working folder of the documented line."""
     folder = tmp_path_factory.mktemp("paddlenlp")
+    write_configs(folder)
+    return folder
+
+
+def write_configs(folder: Path) -> None:
+    """Write made-up figures with PaddleNLP's file names and keys into `configs`."""
     (folder / "configs").mkdir()
     layer = 2.25 * HIDDEN**2 + 3 * HIDDEN * FFN
     embedding, saved = 2 * VOCAB * HIDDEN / MIB, 34 * HIDDEN * SEQ / MIB
@@ -111,7 +117,6 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, content in files.items():
         (folder / "configs" / name).write_text(json.dumps(content), encoding="utf-8")
-    return folder
 
 
 def ran(folder: Path, name: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
