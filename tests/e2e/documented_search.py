@@ -228,7 +228,7 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("--search_space pp")
 def _(lab: Lab) -> None:
-    """As many stages as GPUs, also where memory is enough for one."""
+    """The plan has as many stages as GPUs, also if memory is enough for one."""
     for limit in (10, 60):
         found = shape(lab.search(*BASE, "--search_space", "pp", "--memory_constraint", limit))
         assert (found["pp"], found["tp"], found["stages"]) == (8, {1}, (3,) * 8)

@@ -59,7 +59,7 @@ GPU_ONLY = "by `pytest -m gpu`"
 
 
 def _shown(row: Row) -> str:
-    """Return where a row counts: what a machine without a GPU never runs is not shown to work."""
+    """Return the column of a row; a row that needs a GPU is not shown to work elsewhere."""
     return "needs a GPU" if "gpu" in row.marks else row.state
 
 
