@@ -2,13 +2,12 @@
 
     import autopar
 
-    result = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    result = autopar.plan("llama2-7b", "a100-80gb:1x8", global_batch_size=32)
     print(result.prediction.step_time_s)
 
-`search`, `check`, `explain` and `compare` are the commands of these names, with their options as
-keywords and the objects of `--json` as answers; `ask` calls any other command. `plan` runs one
-search for per-layer plans. A `Planner` runs many searches for one model and cluster, with the
-fields of `SearchOptions` as keywords.
+`search`, `check`, `explain` and `compare` call the commands of the same name, and `ask` any other.
+Keywords are the options; answers are the objects of `--json`. `plan` returns the answer of `search`
+as a `SearchResult`. A `Planner` answers many questions about one model and cluster.
 
 Models and clusters are names, or the documents that `read_hardware`, `read_model` and
 `read_model_profile` return. `read_plan` reads plan and strategy files, whatever program wrote them.

@@ -9,6 +9,7 @@ and QLoRA on one node. For every proven answer:
 that.
 
 It prints what failed, and exits with 1 if a price differs.
+With `--doors` it compares command, Python and server instead (`benchmarks.same_answers`).
 """
 
 from __future__ import annotations
@@ -153,8 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first question [1]")
     parser.add_argument("--adapters", action="store_true", help="ask about LoRA and QLoRA")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th question, from the I-th")
+    parser.add_argument("--doors", action="store_true", help="compare command, Python and server")
     asked = parser.parse_args(arguments)
     part, parts = map(int, asked.part.split("/"))
+    if asked.doors:
+        from benchmarks.same_answers import run
+
+        return run(asked.seed + number for number in range(part - 1, asked.questions, parts))
     kinds: Counter[str] = Counter()
     home = Path.cwd()
     for number in range(part - 1, asked.questions, parts):

@@ -46,8 +46,7 @@ def plan(
     ----------
     model : value of `--model`, or the two documents
     hardware : value of `--hardware` (`h100:4x8`, a shipped name, a directory), or the document
-    options : options of the command with underscores, such as `global_batch_size`, or fields of
-        `SearchOptions`; `memory_constraint` in GiB. Defaults are those of the command.
+    options : keywords of `request_of`: the options of the command, with its defaults
 
     Raises
     ------

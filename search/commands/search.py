@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from autopar.answer import Answer as Record, EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.planning.choose import Solved
     from search.planning.layered.parts import ChosenPlans
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
@@ -121,15 +120,16 @@ def _answered(raw: Mapping[str, object]) -> int:
     for notice in found.notices:
         say(f"{_NAME}: {notice}")
 
-    def points(solved: Solved) -> list[SearchResult] | None:
+    def points(per_layer: tuple[Session, SearchResult] | None) -> list[SearchResult] | None:
         if not request.output.frontier:
             return None
         from search.planning.frontier import frontier
 
-        return working("searching other budgets", lambda: frontier(request, route, solved))
+        solved = Solved(request=request, found=found, per_layer=per_layer)
+        return working("searching other budgets", lambda: frontier(route, solved))
 
     if found.launches is not None and not found.layers_differ:
-        return _show_launches(request, found.launches, reached, points(Solved(found=found)))
+        return _show_launches(request, found.launches, reached, points(None))
     code = _show_plan(found, reached, points)
     if found.why and code == 0:
         # If a plan was found, an unusable input is only reported.
@@ -441,7 +441,7 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
 def _show_plan(
     found: ChosenPlans,
     reached: GoalResult | None,
-    points: Callable[[Solved], list[SearchResult] | None],
+    points: Callable[[tuple[Session, SearchResult] | None], list[SearchResult] | None],
 ) -> int:
     """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
@@ -450,7 +450,7 @@ def _show_plan(
     reached : the cluster chosen for a goal
     points : function from the answer to the frontier, None if it was not requested
     """
-    from search.planning.choose import Solved, best_per_layer, opened
+    from search.planning.choose import best_per_layer, opened
 
     request, engines = found.request, found.lines
     session = opened(found)
@@ -459,7 +459,7 @@ def _show_plan(
     paths = _paths(request, session)
     pictures = _pictures(request, [request.inputs.model])
     result = working("searching", lambda: best_per_layer(found, session))
-    frontier = points(Solved(found=found, per_layer=(session, result)))
+    frontier = points((session, result))
     # The object of --json is only made if requested.
     document: dict[str, object] = {}
     if request.output.json_path is not None:

@@ -278,6 +278,7 @@ def searches_all_engines(request: Request) -> bool:
 class Solved(Record, eq=False):
     """The fastest plan of all searches of a request, or the reason why there is none."""
 
+    request: Request
     found: ChosenPlans
     per_layer: tuple[Session, SearchResult] | None = None
     """Inputs and result of the search for per-layer plans; None if a uniform plan is the answer."""
@@ -290,7 +291,7 @@ class Solved(Record, eq=False):
         from search.planning.uniform.result import result_of
 
         assert self.found.launches is not None, "a uniform plan is the answer"
-        return result_of(self.found.launches, self.found.request)
+        return result_of(self.found.launches, self.request)
 
 
 def solve(
@@ -300,7 +301,7 @@ def solve(
     alternatives: bool = True,
     once: Once = lambda key, make: make(),
 ) -> Solved:
-    """Return the answer of a request: what every command and Python function returns.
+    """Return the answer of a request; every command and Python function calls this function.
 
     Parameters
     ----------
@@ -312,10 +313,10 @@ def solve(
     """
     found = chosen(request, route)
     if found.launches is not None and not found.layers_differ:
-        return Solved(found=found)
+        return Solved(request=request, found=found)
     session = opened(found, once)
     result = best_per_layer(found, session, alternatives=alternatives)
-    return Solved(found=found, per_layer=(session, result))
+    return Solved(request=request, found=found, per_layer=(session, result))
 
 
 def opened(found: ChosenPlans, once: Once = lambda key, make: make()) -> Session:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def frontier(request: Request, route: SearchChoice, first: Solved) -> list[SearchResult]:
+def frontier(route: SearchChoice, first: Solved) -> list[SearchResult]:
     """Return the best plans under decreasing memory budgets, largest first.
 
     The first search uses the budget M of the request. The budget of search n is one byte less than
@@ -41,8 +41,12 @@ def frontier(request: Request, route: SearchChoice, first: Solved) -> list[Searc
     plans may be skipped. The last result has no plan if nothing fits. Only the first result has
     alternatives.
 
+    Parameters
+    ----------
+    route : result of `route_of`
     first : answer of the request
     """
+    request = first.request
     if route.launches is None and not route.layered:
         session = opened(first.found)
         return session.planner.frontier(first.result)
@@ -60,8 +64,7 @@ class _At(Record, eq=False):
     """Best plan of one engine at a memory budget."""
 
     value: float
-    """Throughput, samples/s; that of a per-layer plan is divided by the margin by which it must
-    exceed a uniform plan. 0 without a plan."""
+    """Throughput, samples/s, over the margin that a per-layer plan needs; 0 without a plan."""
     least_bytes: float = math.inf
     """Smallest budget in which the plan fits, bytes."""
     result: Callable[[float], SearchResult] | None = None

@@ -50,8 +50,7 @@ class Planner(LayeredPlanner):
     ----------
     model : value of `--model`, or (ModelSpec, ModelProfile)
     hardware : value of `--hardware` such as `h100:4x8`, or a HardwareProfile
-    options : options of the command with underscores, such as `global_batch_size`, or fields of
-        `SearchOptions`; `memory_constraint` in GiB
+    options : keywords of `request_of`: the options of the command
 
     Raises
     ------
@@ -90,7 +89,7 @@ class Planner(LayeredPlanner):
 
     def _open(self) -> None:
         assert self._request is not None, "names are given"
-        # a per-layer search of no engine, such as that of the per-layer plans of every engine
+        # the question without an engine, which restricts per-layer plans
         request = (
             self._request if not self._searches_engines else replace(self._request, engine=None)
         )
@@ -187,7 +186,7 @@ class Planner(LayeredPlanner):
         """
         if self._request is None or not self._searches_engines:
             return super().frontier(first)
-        return frontier(self._request, self._route, solve(self._request, self._route))
+        return frontier(self._route, solve(self._request, self._route))
 
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return the best plan under one additional rule, such as `tp=8`.

@@ -115,7 +115,7 @@ def _value(row: Row, value: Any, factor: float) -> Any:
 
 
 _LISTS = tuple(row for row in _ROWS if row.name == "pp-division")
-"""Options of which a single value is no list: the layers of one stage do not divide a model."""
+"""Options that need several values: the layers of one stage do not divide a model."""
 
 
 def check_documents(model: object, hardware: object) -> None:
