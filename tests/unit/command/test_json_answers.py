@@ -252,9 +252,10 @@ def test_what_a_notebook_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.whole
-def test_what_a_notebook_shows_of_a_plan() -> None:
+@pytest.mark.parametrize("engine", ["none", "megatron"])
+def test_what_a_notebook_shows_of_a_plan(engine: str) -> None:
     """A result of Python's own functions is a line and a table, not every field of every layer."""
-    found = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    found = autopar.plan("llama2-7b", "a100-80gb:1x8", global_batch_size=32, engine=engine)
     assert repr(found).startswith("SearchResult(optimal: ")
     assert len(repr(found)) < 300
     assert "samples/s" in repr(found)
@@ -271,13 +272,15 @@ def test_what_a_notebook_shows_of_a_plan() -> None:
     assert rows[0]["step_time_s"] == found.prediction.step_time_s
     assert found._repr_html_().count("<tr>") == 1 + len(rows)
     seen = found.to_dict()
-    assert seen["samples_per_s"] == found.prediction.samples_per_s
+    own = seen["launch"] if engine == "megatron" else seen
+    assert own["samples_per_s"] == found.prediction.samples_per_s
     assert json.loads(json.dumps(seen)) == seen
 
-    none = autopar.plan("llama3-70b", "a100-80gb:1x8")
+    none = autopar.plan("llama3-70b", "a100-80gb:1x8", engine=engine, memory_constraint=8)
     assert none.rows() == []
     assert repr(none).startswith("SearchResult(infeasible: ")
-    assert none.to_dict()["plan"] is None
+    assert none.infeasibility is not None
+    assert none.to_dict()["launch" if engine == "megatron" else "plan"] is None
 
 
 def test_exit_codes_in_the_docs() -> None:

@@ -630,7 +630,6 @@ def test_which_requests_are_for_launches(
     [
         ({"engine": "galvatron"}, ["galvatron"], ""),
         ({"engine": "none"}, (), ""),
-        ({"frontier": True}, (), ""),
         ({"max-cp-deg": "2"}, (), "--max-cp-deg"),
         ({**_PLAIN, "pin": ["tp=2"]}, (), "--pin"),
         (
