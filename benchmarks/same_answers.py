@@ -219,7 +219,8 @@ def server(folder: Path) -> Iterator[Callable[..., Any] | None]:
             found = portal.call(partial(session.call_tool, "search", given))
             answer = found.structured_content or {}
             if found.is_error:
-                failure = InfeasibleError if answer.get("exit_code") == 3 else InputError
+                kind = answer.get("error", {}).get("kind")
+                failure = InfeasibleError if kind == "infeasible" else InputError
                 raise failure(str(found.content[0].text))
             return answer
 
