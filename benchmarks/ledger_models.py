@@ -107,6 +107,33 @@ def _plain(
     return decoder(attention, (layers, Mlp(width=ffn, gated=gated)), hidden=hidden, vocab=vocab)
 
 
+def _maverick() -> Model:
+    """Return Llama 4 Maverick: dense layers and layers with 128 experts take turns."""
+    attention = Attention(heads=40, kv_heads=8, width=128, value_width=128)
+    mlps = (
+        Mlp(width=16384, gated=True),
+        Experts(number=128, per_token=1, width=8192, gated=True, shared_width=8192),
+    )
+    groups = tuple(
+        LayerGroup(count=1, layer=Layer(hidden=5120, mixers=(attention,), mlp=mlp)) for mlp in mlps
+    )
+    return Model(layers=groups, repeat=24, vocab=202048, vocab_divisor=1)
+
+
+def _moonlight() -> Model:
+    """Return Moonlight 16B-A3B, whose latent attention projects queries directly."""
+    attention = Attention(
+        heads=16,
+        kv_heads=16,
+        width=192,
+        value_width=128,
+        latent=LatentAttention(query_rank=None, kv_rank=512, key_width=128, rotary_width=64),
+    )
+    experts = Experts(number=64, per_token=6, width=1408, gated=True, shared_width=2816)
+    first = (1, Mlp(width=11264, gated=True))
+    return decoder(attention, first, (26, experts), hidden=2048, vocab=163840)
+
+
 _DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, gated=True, shared_width=2048)
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
@@ -155,6 +182,14 @@ _KNOWN: Mapping[str, Model] = {
         Mamba(heads=128, width=64, state=128, groups=8),
         Experts(number=512, per_token=22, width=2688, shared_width=5376, latent=1024),
         mtp=2,
+    ),
+    "llama4maverick": _maverick(),
+    "moonlight16ba3b": _moonlight(),
+    "grok1": decoder(
+        Attention(heads=48, kv_heads=8, width=128, value_width=128),
+        (64, Experts(number=8, per_token=2, width=32768, gated=True)),
+        hidden=6144,
+        vocab=131072,
     ),
     "gpt39b": _plain(
         layers=48, hidden=8192, ffn=32768, heads=64, kv_heads=64, vocab=51200, gated=False

@@ -124,6 +124,7 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         site="simumax-b200",
         taken={"vpp": "1"},
     ),
+    "torchtitan-like": _Source(stack="torchtitan-eager", zero=3, module="torchtitan"),
     "torchtitan": _Source(stack="torchtitan-eager", taken={"micro_batch": "1"}, **_TITAN),
     "Megatron-Core r0.8": _Source(
         stack="megatron-core",
@@ -214,7 +215,8 @@ _PRECISIONS: Mapping[str, str] = {
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
-    "float8+bf16": "fp8_block",
+    # tensorwise: `llama3_405b.toml` of torchtitan, Trainy's command
+    "float8+bf16": "fp8",
     "float8 tensorwise": "fp8",
     "float8 rowwise": "fp8_block",
     "bf16+fp8 hybrid": "fp8",
@@ -314,7 +316,7 @@ def _model(cells: Mapping[str, str]) -> Model:
         # AutoModel's DeepSeek-V3 ends with its head (components/models/deepseek_v3/model.py)
         bare = "w/o MTP" in cells["model"] or "AutoModel" in cells["source"]
         return replace(model, mtp=0) if bare else model
-    gated = cells["arch"].startswith("llama")
+    gated = cells["arch"].startswith("llama") or bool(_GATED.search(cells["model"].lower()))
     hidden, heads = _count(cells, "hidden"), _count(cells, "heads")
     if hidden < heads:
         raise UnusableError(f"hidden {hidden} is less than the {heads} heads")
@@ -331,8 +333,12 @@ def _model(cells: Mapping[str, str]) -> Model:
         (_count(cells, "layers"), Mlp(width=_count(cells, "ffn"), gated=gated)),
         hidden=hidden,
         vocab=_count(cells, "vocab"),
-        tied=cells["arch"].startswith("gpt") and not cells["model"].startswith("Nemotron"),
+        tied=not gated and not cells["model"].startswith("Nemotron"),
     )
+
+
+_GATED = re.compile("llama|qwen|mistral")
+"""Families of models whose MLPs are gated, whatever kind of architecture a table prints."""
 
 
 def _cut(model: Model, layers: int) -> Model:
@@ -567,10 +573,13 @@ def _said(cells: Mapping[str, str], settings: Mapping[str, Any], source: _Source
 
 
 def _graphs(settings: Mapping[str, Any]) -> Literal["none", "partial", "full"]:
-    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope")
-    if impl is None:
-        return "none"
-    return "full" if "full_iteration" in (impl, scope) else _GRAPHS[impl]
+    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope") or ()
+    # recipes before 26.08 write one word, and a scope counts with its own implementation alone
+    # (train.py of Megatron-Bridge v0.2 to v0.4)
+    scopes = scope.split() if isinstance(scope, str) else scope
+    if impl == "full_iteration" or (impl == "local" and "full_iteration" in scopes):
+        return "full"
+    return "none" if impl is None else _GRAPHS[impl]
 
 
 def _recomputed(cells: Mapping[str, str], settings: Mapping[str, Any]) -> Recomputation:

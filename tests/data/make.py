@@ -26,8 +26,18 @@ __all__ = ["check", "columns", "compressed", "documents", "main", "write"]
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
 
-TABLES_OF_RUNS = ("published_runs", "published_runs_more", "published_runs_single_node")
-SETTINGS = "published_runs_settings.jsonl"
+TABLES_OF_RUNS = {
+    "published_runs": "published_runs",
+    "published_runs_more": "published_runs_more",
+    "published_runs_later": "new_runs_shared",
+    "published_runs_single_node": "published_runs_single_node",
+}
+"""Tables of runs, and their names in the folder of cases."""
+SETTINGS = {
+    "published_runs_settings": "published_runs_settings",
+    "published_runs_later_settings": "new_runs_shared",
+}
+"""Recipes' settings by line of a table, and their names in the folder of cases."""
 MEMORY = "memory_goldens"
 _CALCULON = "Calculon (SC'23, doi 10.1145/3581784.3607102)"
 _TENSOR2D = "the performance model of arXiv 2410.00273"
@@ -278,19 +288,18 @@ def write(cases: Path, out: Path) -> dict[str, int]:
     contents = {
         f"{name}.json.gz": compressed(document) for name, document in documents(cases).items()
     }
-    for name in TABLES_OF_RUNS:
-        rows = list(read.read_csv(cases, name))
+    for name, original in TABLES_OF_RUNS.items():
+        rows = list(read.read_csv(cases, original))
         text = io.StringIO()
         out_rows = csv.DictWriter(text, rows[0], lineterminator="\n")
         out_rows.writeheader()
         out_rows.writerows(rows)
         contents[f"{name}.csv.gz"] = _compressed(text.getvalue())
     # without the names of the recipes: what they set is all that is read
-    kept = [
-        {"row": entry["row"], "settings": entry["settings"]}
-        for entry in map(json.loads, (cases / SETTINGS).read_text(encoding="utf-8").splitlines())
-    ]
-    contents[f"{SETTINGS}.gz"] = _compressed("".join(f"{json.dumps(k)}\n" for k in kept))
+    for name, original in SETTINGS.items():
+        lines = (cases / f"{original}.jsonl").read_text(encoding="utf-8").splitlines()
+        kept = [{key: entry[key] for key in ("row", "settings")} for entry in map(json.loads, lines)]
+        contents[f"{name}.jsonl.gz"] = _compressed("".join(f"{json.dumps(k)}\n" for k in kept))
     contents[f"{MEMORY}.csv.gz"] = _compressed(goldens.written(goldens.golden_rows(cases)))
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -332,8 +341,8 @@ def check(cases: Path, out: Path) -> None:
     for row in read.stage_problems(out):
         with np.load(cases / "dp" / f"{row['name']}.npz") as file:
             assert row == {"name": row["name"]} | {key: file[key].tolist() for key in file.files}
-    for name in TABLES_OF_RUNS:
-        assert list(read.read_csv(out, name)) == list(read.read_csv(cases, name))
+    for name, original in TABLES_OF_RUNS.items():
+        assert list(read.read_csv(out, name)) == list(read.read_csv(cases, original))
     assert list(read.read_csv(out, MEMORY)) == goldens.golden_rows(cases)
 
 
