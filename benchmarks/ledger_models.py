@@ -66,14 +66,19 @@ def _qwen3(*, layers: int, hidden: int, heads: int, width: int) -> Model:
 
 def _gpt_oss(*, layers: int, experts: int) -> Model:
     # windows of 128 tokens and full attention take turns
-    mlp = Experts(number=experts, per_token=4, width=2880, gated=True)
+    mlp = Experts(number=experts, per_token=4, width=2880, gated=True, clamped=True)
     groups = tuple(
         LayerGroup(
             count=1,
             layer=Layer(
                 hidden=2880,
-                mixers=(Attention(heads=64, kv_heads=8, width=64, value_width=64, window=window),),
+                mixers=(
+                    Attention(
+                        heads=64, kv_heads=8, width=64, value_width=64, window=window, yarn=True
+                    ),
+                ),
                 mlp=mlp,
+                biases=True,
             ),
         )
         for window in (128, None)
@@ -134,7 +139,15 @@ def _moonlight() -> Model:
     return decoder(attention, first, (26, experts), hidden=2048, vocab=163840)
 
 
-_DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, gated=True, shared_width=2048)
+_DEEPSEEK_V3_EXPERTS = Experts(
+    number=256,
+    per_token=8,
+    width=2048,
+    gated=True,
+    shared_width=2048,
+    groups=8,
+    groups_per_token=4,
+)
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
 _KNOWN: Mapping[str, Model] = {

@@ -88,10 +88,12 @@ class _Source(Record):
     """Fields of `Job` that no run holds: bytes that its software moves."""
     module: LayerModule = "te"
     """Implementation of the layers."""
+    fused_rotary: bool = True
+    """True if rotary positions are applied by one kernel."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Values of cells that rows leave empty."""
-    site: str | None = None
-    """Name of its cluster's document."""
+    site: Mapping[str, str] = field(default_factory=dict)
+    """Names of its clusters' documents by card."""
     masked_counted: bool = False
     """True if its FLOP include scores that a causal mask skips."""
     ring_kernels: Mapping[str, str] = field(default_factory=dict)
@@ -110,18 +112,21 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         job={"accumulation_bytes": 6.0},
         taken={"micro_batch": "1", "vpp": "1"},
     ),
-    "BigScience": _Source(stack="megatron-2021", zero=1, site="jean-zay-a100"),
+    "BigScience": _Source(stack="megatron-2021", zero=1, site={"a100-80gb": "jean-zay-a100"}),
     "vTrain": _Source(
-        site="vtrain-a100", stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}
+        site={"a100-80gb": "vtrain-a100", "a100-40gb": "vtrain-a100"}, stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}
     ),
-    "MosaicML": _Source(stack="composer-fsdp", module="torchtitan"),
+    "MosaicML": _Source(
+        stack="composer-fsdp", module="torchtitan", site={"h100-80gb": "mosaicml-h100"}
+    ),
     "SimuMax": _Source(
         stack="megatron-core",
         sequence_parallel=True,
         zero=1,
         overlap_tensor=False,
         job={"accumulation_bytes": 10.0, "gradient_bytes": 4.0, "optimizer_bytes": 86.0},
-        site="simumax-b200",
+        site={"b200": "simumax-b200"},
+        fused_rotary=False,
         taken={"vpp": "1"},
     ),
     "torchtitan-like": _Source(stack="torchtitan-eager", zero=3, module="torchtitan"),
@@ -162,6 +167,7 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "NVIDIA Megatron-Bridge": _Source(
         stack="megatron-core",
         **_MEGATRON,
+        site={"b300": "nvidia-b300"},
         taken={"recompute": "none"},
     ),
     "Megatron-LM examples": _Source(
@@ -262,7 +268,8 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         card = replace(card, memory_bytes_per_s=2.4e12)
     if job.global_batch != _count(cells, "global_batch"):
         taken.append(f"global_batch={job.global_batch}")
-    site = _site_named(source.site) if source.site is not None and use_site else None
+    named = source.site.get(card.name)
+    site = _site_named(named) if named is not None and use_site else None
     machine = machine_of(card, stack, site)
     # nominal rates of adapters do not show the achieved ones
     known = site is not None and bool(site.known)
@@ -429,13 +436,21 @@ def _run(
         runtime=Runtime(
             engine="torchtitan" if torch else "megatron",
             precision=replace(
-                _precision(_PRECISIONS[text], source, cells), fp8_attention=said.fp8_attention
+                _precision(_PRECISIONS[text], source, cells),
+                fp8_attention=said.fp8_attention,
+                fp8_head=said.fp8_head,
             ),
             optimizer=Optimizer(kind="none" if source.module == "transformers" else "adam"),
             adapters=said.adapters,
             states=States(keeper="torchtitan" if torch else "megatron"),
             kernels=Kernels(
-                attention="fused", module=source.module, graphs=said.graphs, loss="native"
+                attention="fused",
+                module=source.module,
+                graphs=said.graphs,
+                loss="native",
+                fused_rotary=source.fused_rotary,
+                # the providers of GPT-OSS switch it off (recipes/gpt_oss of Megatron-Bridge)
+                fused_residual=not cells["model"].lower().startswith("gpt"),
             ),
             experts=ExpertKernels(
                 dispatcher="flex" if said.fused_dispatcher else source.dispatcher,
@@ -534,6 +549,7 @@ class _Said(Record):
     fused_experts: bool = False
     overlap_experts: bool = False
     fp8_attention: bool = False
+    fp8_head: bool = False
     adapters: Adapters | None = None
     attention: str | None = None
     """Name of the card's kernel."""
@@ -564,11 +580,29 @@ def _said(cells: Mapping[str, str], settings: Mapping[str, Any], source: _Source
         fused_dispatcher=bool(backend or named),
         fused_experts=bool(settings.get("cutedsl_fused_grouped_mlp")),
         fp8_attention=bool(settings.get("fp8_dot_product_attention")),
+        fp8_head=_fp8_head(cells),
         adapters=_adapters(cells["source"]) if tuned else None,
         attention=None if kernel is None else {"CUDNN": "cudnn", "FLASH": "flash2"}[kernel[1]],
         natural="real routing" in notes,
         drops="tokendrop" in cells["model"],
         async_tp=bool(asynchronous) if titan else None,
+    )
+
+
+def _fp8_head(cells: Mapping[str, str]) -> bool:
+    """Return True for recipes with `fp8_output_proj`.
+
+    Those of DeepSeek-V3 and GPT-OSS in MXFP8 on GB200 and GB300 have it from v0.5.0 of
+    Megatron-Bridge (26.06).
+    """
+    release = re.search(r"2[0-9]\.[0-9]{2}", cells["source"])
+    later = "verification" in cells["source"] or (release is not None and release[0] >= "26.06")
+    model = cells["model"].lower()
+    return (
+        later
+        and cells["precision"].upper() == "MXFP8"
+        and cells["gpu_type"].startswith(("GB200", "GB300"))
+        and model.startswith(("deepseek", "gpt"))
     )
 
 

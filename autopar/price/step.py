@@ -25,6 +25,7 @@ from autopar.rates.layer import (
     mtp_times,
     tensor_parallel_comm,
 )
+from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import (
     ReplicaGroup,
@@ -422,7 +423,8 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
         visible += tied
     terms["gradients"] = visible
-    once = sum(
+    # frozen weights keep their values, and are quantised once before the first step
+    once = 0.0 if job.frozen else sum(
         block.number * known.times(_own(job, block), block).weight_cast_s for block in held[longest]
     )
     terms["cast"] += once
@@ -748,11 +750,16 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
         seconds += host["forward_s"]
     launches: Real = 0.0
     if times.held is not None:
-        # merged forward and backward are launched in pieces, on streams that wait for each other
-        pieces = host["merged"] if job.overlap_experts else 1.0
+        # merged forward and backward are launched in pieces, on streams that wait for each other;
+        # graphs replay the pieces
+        merged = job.overlap_experts and job.graphs == "none"
+        pieces = host["merged"] if merged else 1.0
         seconds += pieces * host["experts_s"]
         if not job.fused_experts:
-            launches = pieces * host["expert_s"] * times.held
+            # the inputs of each expert are quantised one by one
+            narrow = ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]
+            each = host["expert_s"] if narrow else 0.5 * host["expert_s"]
+            launches = pieces * each * times.held
     if job.graphs == "partial":
         seconds *= host["partial_graphs"]
         # graphs need constant shapes: as many tokens for each expert in every step

@@ -380,12 +380,30 @@ def distinct_ranks(num_ranks: float, top_k: float) -> float:
 
 
 _FUSED_RATE = 1.3
-"""Fused-dispatcher over all-to-all bandwidth, for cards without a figure."""
-_PLAIN_EXCHANGE = 3.3
-"""All-to-all over fused dispatch time: bytes are also permuted and counted on the host.
+"""Fused-dispatcher over all-to-all bandwidth, for cards without a figure; fitted to published steps
+of mixture-of-experts models."""
 
-Both factors were fitted to published steps of mixture-of-experts models.
-"""
+
+def _visited_domains(domains: int, top_k: int, groups: int, groups_per_token: int) -> float:
+    """Return the mean number of domains with an expert of a token.
+
+    A token chooses `groups_per_token` of `groups` at random, then experts in these. Domains hold
+    whole groups, or groups span several domains.
+    """
+    if groups_per_token >= groups:
+        return distinct_ranks(domains, top_k)
+    if domains >= groups:
+        return distinct_ranks(domains * groups_per_token / groups, top_k)
+    held, chosen = groups // domains, groups_per_token
+    ways = math.comb(groups, chosen)
+    visited = sum(
+        math.comb(held, here)
+        * math.comb(groups - held, chosen - here)
+        / ways
+        * (1.0 - (1.0 - here / chosen) ** top_k)
+        for here in range(1, min(held, chosen) + 1)
+    )
+    return domains * visited
 
 
 def moe_exchange_time_s(
@@ -396,6 +414,8 @@ def moe_exchange_time_s(
     *,
     hidden: int,
     top_k: int,
+    groups: int = 1,
+    groups_per_token: int = 1,
     bytes_per_element: float = 2.0,
     num_sms: int = 20,
     fused: bool = True,
@@ -404,30 +424,34 @@ def moe_exchange_time_s(
     """Return the seconds of one `dispatch` or `combine` of `tokens` per rank, as an array.
 
     shape : expert-parallel group.
+    groups, groups_per_token : groups of experts, and number of them that a token goes to.
     num_sms : SMs used for copying.
     fused : True for DeepEP or HybridEP; False for the all-to-alls of the framework.
 
     Copying, the link and the adapters overlap: base + (copying^4 + link^4 + adapters^4)^(1/4). A
     fused dispatcher sends a token to another domain once. Without `network.exchange` the part
-    inside a domain is an all-to-all of the distinct copies at 1.3 times its rate. Unfused, that
-    part takes 3.3 times as long, and a token crosses once per destination rank. Raises KeyError
+    inside a domain is an all-to-all of the distinct copies at 1.3 times its rate. Unfused, all
+    `top_k` copies are sent at the rate of all-to-alls, since they are sorted by expert, not by
+    rank. Raises KeyError
     for another direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)
     if shape.ranks == 1:
         return np.zeros_like(number)
-    copies = distinct_ranks(shape.ranks, top_k)
+    copies = distinct_ranks(shape.ranks, top_k) if fused else float(top_k)
+    visited = _visited_domains(shape.nodes, top_k, groups, groups_per_token)
     token_bytes = hidden * bytes_per_element
     exchange = network.exchange
     if exchange is None or not fused:
         inside = shape._replace(ranks=shape.most, fewest=shape.most, nodes=1)
         near = number * copies * token_bytes * shape.most / shape.ranks
-        near_s = collective_time_s(network, "all2all", near, inside, site) / _FUSED_RATE
-        # A fused dispatcher sends a token to a domain once, all-to-alls to each rank there.
-        far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
-        if not fused:
-            near_s, far = _PLAIN_EXCHANGE * near_s, copies * (1 - shape.fewest / shape.ranks)
+        near_s = collective_time_s(network, "all2all", near, inside, site)
+        if fused:
+            # A fused dispatcher sends a token to a domain once.
+            near_s, far = near_s / _FUSED_RATE, visited * (shape.nodes - 1) / shape.nodes
+        else:
+            far = copies * (1 - shape.fewest / shape.ranks)
         far_s = _crossing_s(network, number * far * token_bytes, shape, site)
         return np.asarray((near_s**4 + far_s**4) ** 0.25)
     copying = (
@@ -442,7 +466,7 @@ def moe_exchange_time_s(
     joined = copying**4 + linked**4
     base = exchange.base_s[side]
     if shape.nodes > 1:
-        far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
+        far = visited * (shape.nodes - 1) / shape.nodes
         joined = joined + _crossing_s(network, number * far * token_bytes, shape, site) ** 4
         # One hop for the data and one for the notice of its arrival.
         base += 2 * network.protocols[-1].net_hop_s

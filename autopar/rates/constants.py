@@ -120,11 +120,17 @@ _ATTENTION = constants(
 )
 """Constants of `autopar.rates.kernels.attention_s`: rate R, prologue h and the others."""
 _SHARE = constants({"share": (0.02, 1.0)}, {})
+_GROUPED = constants(
+    {"share": (0.02, 1.0), "narrow_share": (0.02, 1.0), "group_s": (0.0, 1e-3)},
+    {"narrow_share": 0.8, "group_s": 5e-6},
+)
+"""Grouped GEMMs: rate over that of batched ones in 16 bits and below, and seconds of a group."""
 _LAUNCH = constants({"launch_s": (1e-7, 1e-3)}, {})
 
 GemmFigure = Annotated[FormulaConstants, _GEMM]
 AttentionFigure = Annotated[FormulaConstants, _ATTENTION]
 ShareFigure = Annotated[FormulaConstants, _SHARE]
+GroupedFigure = Annotated[FormulaConstants, _GROUPED]
 # The union is inside: msgspec's schema of a record loses annotations within a union.
 _MaybeAttention = Annotated[FormulaConstants | None, _ATTENTION]
 _MaybeShare = Annotated[FormulaConstants | None, _SHARE]
@@ -143,11 +149,13 @@ class KernelsSection(Record):
 
     clock: ShareFigure
     """Sustained rate of a run over the rate of a short benchmark."""
+    product_clock: _MaybeShare = None
+    """Additional clock factor for GEMMs in 16 bits; None for 1."""
     low_precision_clock: _MaybeShare = None
     """Additional clock factor for GEMMs in 8 bits or fewer; None for 1."""
     gemm: dict[Dtype, GemmFigure]
-    grouped_gemm: ShareFigure
-    """Rate of a grouped GEMM over that of a batched GEMM of the same shape."""
+    grouped_gemm: GroupedFigure
+    """Rate of a grouped GEMM over that of a batched GEMM of the same shape, and time of a group."""
     fused_grouped_gemm: ShareFigure
     """Rate of grouped kernels that run an expert's whole MLP in one launch, over a batched GEMM."""
     attention: dict[str, AttentionFigures]
@@ -177,11 +185,12 @@ class Kernels(Record):
         return self.section.clock["share"]
 
     def product_clock(self, dtype: str, clock: float) -> float:
-        """Return the sustained GEMM clock of a precision; `clock` is that of 16-bit GEMMs."""
-        low = self.section.low_precision_clock
-        # Low-precision GEMMs draw more power, and the clock falls further.
-        narrow = ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]
-        return clock * (low["share"] if low is not None and narrow else 1.0)
+        """Return the sustained GEMM clock of a precision; `clock` is that of other kernels."""
+        # GEMMs draw the most power, and the clock falls further.
+        bits = ELEMENT_BYTES[dtype] / ELEMENT_BYTES["bf16"]
+        section = self.section
+        more = section.low_precision_clock if bits < 1 else section.product_clock
+        return clock * (1.0 if more is None or bits > 1 else more["share"])
 
     def gemm(self, dtype: str) -> FormulaConstants:
         """Return the GEMM constants of a precision; raises InputError if the card has none."""

@@ -191,14 +191,15 @@ def grouped_gemm_s(
         block-scaled precisions).
     fused : True for kernels that run an expert's whole MLP in one launch.
 
-    The time is that of a batched GEMM over the card's relative rate of grouped ones: pointers are
-    read per group, and tiles of different groups share no operand. Raises InputError if the card
-    lacks the precision.
+    t = batched / share + groups x group_s: the batched GEMM at the card's relative rate of grouped
+    ones, and the launch and the tail of each expert's GEMM. Raises InputError if the card lacks the
+    precision.
     """
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
     run, slow = _Run(dtype, clock, sustained), _misaligned(n, k, dtype)
-    time = _gemm(kernels, rows, n, k, groups, run, slow) / _grouped_share(kernels, fused)
+    figure = _grouped(kernels, dtype, fused=fused)
+    time = _gemm(kernels, rows, n, k, groups, run, slow) / figure.share + groups * figure.group_s
     return time + _cast(kernels, groups * rows * k, dtype) if cast else time
 
 
@@ -223,9 +224,10 @@ def grouped_linear_s(
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
-    run, share = _Run(dtype, clock, sustained), _grouped_share(kernels, fused)
+    run, figure = _Run(dtype, clock, sustained), _grouped(kernels, dtype, fused=fused)
     forward, inner, outer = (
-        time / share for time in _three(kernels, (m, n, k, groups), run, _misaligned(n, k, dtype))
+        time / figure.share + groups * figure.group_s
+        for time in _three(kernels, (m, n, k, groups), run, _misaligned(n, k, dtype))
     )
     if cast:
         forward = forward + _cast(kernels, groups * m * k, dtype)
@@ -233,9 +235,20 @@ def grouped_linear_s(
     return LinearTimes(forward, inner, outer / _GROUPED_WEIGHT_GRADIENT_RATE)
 
 
-def _grouped_share(kernels: Kernels, fused: bool) -> float:
-    section = kernels.section
-    return (section.fused_grouped_gemm if fused else section.grouped_gemm)["share"]
+class _Grouped(NamedTuple):
+    """Rate of a grouped GEMM over that of a batched one, and seconds of each group."""
+
+    share: float
+    group_s: float
+
+
+def _grouped(kernels: Kernels, dtype: str, *, fused: bool) -> _Grouped:
+    figure = kernels.section.grouped_gemm
+    if fused:
+        share = kernels.section.fused_grouped_gemm["share"]
+    else:
+        share = figure["narrow_share" if ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"] else "share"]
+    return _Grouped(share, figure["group_s"])
 
 
 def _three(

@@ -127,13 +127,15 @@ def layer_kernels(
         mlp = block.mlp
         yield from mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
     elif block.mlp is not None:
-        yield from expert_parts(machine, job, block.hidden, block.mlp, split)
+        mixture, biases = block.mlp, block.biases
+        yield from expert_parts(machine, job, block.hidden, mixture, split, biases=biases)
     elements = split.outside * block.hidden
+    summed = "residual" if job.fused_residual else "plain_residual"
     for index in range(max(block.norms, block.sums)):
         if index < block.norms:
             yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
         if index < block.sums:
-            yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
+            yield element_part(machine, job, f"residual {index}", "residual", summed, elements)
 
 
 def _attention_parts(
@@ -164,12 +166,22 @@ def _attention_parts(
         # In latent attention these norms act on the latents, whatever the engine calls them.
         keys = heads - key_value / t / 2
         yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
-    yield element_part(machine, job, "layout", "attention", "layout", n * 2 * heads)
-    if attention.rotary:
-        turned = (attention.query + key_value / 2) / t
-        if latent is not None:
-            turned = turned * (latent.rotary_width / attention.width)
-        yield element_part(machine, job, "rotary", "attention", "rope", n * turned)
+    if latent is not None and job.fused_rotary and machine.stack.has("latent_rope"):
+        # Queries are turned in place; keys and values are read together and written apart
+        # (Megatron-Core fusions/fused_mla_yarn_rope_apply.py).
+        moved = 2 * latent.rotary_width + latent.key_width + attention.width
+        each = n * (moved + 2 * attention.value_width) * attention.heads / t
+        yield element_part(machine, job, "layout and rotary", "attention", "latent_rope", each)
+    else:
+        yield element_part(machine, job, "layout", "attention", "layout", n * 2 * heads)
+        if attention.rotary:
+            turned = (attention.query + key_value / 2) / t
+            if latent is not None:
+                turned = turned * (latent.rotary_width / attention.width)
+            # The fused kernel does not scale the scores (Megatron-Core rope_utils.py).
+            fused = job.fused_rotary and (latent is not None or not attention.yarn)
+            operation = "rope" if fused else "plain_rope"
+            yield element_part(machine, job, "rotary", "attention", operation, n * turned)
     forward, backward = (
         _core_s(machine, job, attention, split, backward=side) for side in (False, True)
     )
@@ -238,6 +250,9 @@ def _core_s(
             sustained=True,
         )
     part, window = job.seq / ranks, attention.window
+    if backward and kernel in _LOW_PRECISION:
+        # Tables of cuDNN's 8-bit backward: a window of 128 costs a full triangle, at 2 to 32 Ki.
+        window = None
     # A rank has an early and a late half, which together see (s / 2c) s pairs of queries and keys.
     halves = job.keys_gathered and ranks > 1
     # A narrow window gives every query equally many pairs, on any rank.
@@ -464,7 +479,7 @@ def embedding_times(
 def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
     """Return kernel times of final norm, head and loss; `tokens` as in `embedding_times`.
 
-    The head stays in 16 bits; its columns are padded to 128 per rank.
+    The head stays in 16 bits unless the job says otherwise; its columns are padded to 128 per rank.
     """
     hidden = job.blocks[-1].hidden
     n = job.tokens if tokens is None else tokens
@@ -472,7 +487,7 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     if job.vocab % 8 and job.tp == 1:
         columns = job.vocab  # engines do not pad on one rank; misaligned GEMMs are slow
     plain = job
-    if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]:
+    if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"] and not job.low_precision_head:
         plain = replace(job, precision="bf16", row_scales=False)
     parts = list(linear_parts(machine, plain, "head", "head", n, columns, hidden))
     forward, backward = (

@@ -376,7 +376,7 @@ def host_calls(kind: str) -> CollectiveCounts:
 
 
 _Real = float | NDArray[np.float64]
-_HOST_POWER = 6.0
+_HOST_POWER = 3.0
 
 
 def host_device_time_s(device_s: _Real, host_s: _Real) -> _Real:

@@ -87,8 +87,24 @@ class _Bytes(Record):
     rope: BytesFigure
     cross_entropy: BytesFigure
     """Per logit."""
+    plain_rope: BytesFigure | None = None
+    """Rotary positions without a fused kernel; None: as `rope`. Further optional operations whose
+    kernels an engine does not have or that cost nothing there follow."""
+    plain_residual: BytesFigure | None = None
+    """Residual sum without a fused kernel; None: as `residual`."""
+    latent_rope: BytesFigure | None = None
+    """Fused rotary positions and layout of latent attention, per element of a head that they read
+    or write; None: as `layout` and `rope`."""
+    expert_bias: BytesFigure | None = None
+    """Biases of experts, per output of their second matrix."""
+    fused_expert_bias: BytesFigure | None = None
+    """Biases of experts whose MLP is one kernel, per output of both matrices."""
+    clamp: BytesFigure | None = None
+    """Clamp of an activation's inputs, per output of an expert's first matrix."""
 
 
+_USUAL = {"plain_rope": "rope", "plain_residual": "residual"}
+"""Operation -> operation whose figure is used if the stack has none."""
 BYTE_CLASSES = _Bytes.__struct_fields__
 
 
@@ -176,9 +192,19 @@ class Stack(Record):
             host_experts_s=host["experts_s"],
         )
 
+    def has(self, operation: str) -> bool:
+        """Return True if the stack has a figure of an optional operation of `BYTE_CLASSES`."""
+        return getattr(self.figures.bytes_per_element, operation) is not None
+
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:
-        """Return the bytes moved per element of one operation of `BYTE_CLASSES`."""
-        figure: FormulaConstants = getattr(self.figures.bytes_per_element, operation)
+        """Return the bytes moved per element of one operation of `BYTE_CLASSES`.
+
+        An operation without a figure costs what `_USUAL` names, else nothing.
+        """
+        figure: FormulaConstants | None = getattr(self.figures.bytes_per_element, operation)
+        if figure is None:
+            usual = _USUAL.get(operation)
+            return 0.0 if usual is None else self.element_bytes(usual, backward=backward)
         # Gating fuses a product into the pass over both halves of the first matrix' output.
         factor = figure["gated"] if gated and not backward else 1.0
         return factor * figure["backward" if backward else "forward"]

@@ -54,6 +54,8 @@ class Attention(Record, tag_field="kind", tag="attention"):
     head_norms: HeadNorms = "none"
     """Norms of queries and keys; with latent attention, norms of the compressed queries and of the
     compressed keys and values."""
+    yarn: bool = False
+    """True if YaRN stretches the rotary positions and scales the scores (arXiv 2309.00071)."""
     sinks: bool = False
     """True if the softmax of every head includes one trained score (attention sink)."""
     qkv_biases: bool = False
@@ -126,6 +128,12 @@ class Experts(Record, tag_field="kind", tag="experts"):
     router_biases: bool = False
     latent: Positive | None = None
     """Width to which tokens are projected before the experts; None for the hidden size."""
+    clamped: bool = False
+    """True if the inputs of the activation are clamped (`swiglu_limit` of GPT-OSS)."""
+    groups: Positive = 1
+    """Groups of neighbouring experts; a token goes to experts of `groups_per_token` of them
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    groups_per_token: Positive = 1
 
 
 Mixer = Attention | Mamba

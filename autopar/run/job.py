@@ -47,6 +47,8 @@ class Block(Record):
     attention: Attention | None = None
     mamba: Mamba | None = None
     mlp: Mlp | Experts | None = None
+    biases: bool = False
+    """True if linear layers have biases."""
     cross_tokens: int | None = None
     """Tokens of the sequence that cross-attention reads, such as the encoder output; None without
     cross-attention."""
@@ -131,6 +133,12 @@ class Job(Record):
     keys_gathered: bool = False
     """True if context-parallel ranks all-gather keys and values before attention."""
     low_precision_attention: bool = False
+    low_precision_head: bool = False
+    """True if the head runs in the low precision of the layers."""
+    fused_rotary: bool = True
+    """True if rotary positions are applied by one kernel."""
+    fused_residual: bool = True
+    """True if bias, dropout and residual sum are one kernel."""
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
@@ -247,6 +255,7 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
         attention=_attention(layer),
         mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
         mlp=layer.mlp,
+        biases=layer.biases,
         cross_tokens=cross_tokens,
         num_norms=None if layer.norms == parts else layer.norms,
     )

@@ -80,6 +80,8 @@ class Precision(Record):
     fp8_recipe: PrecisionRecipe = "delayed"
     fp8_attention: bool = False
     """True if attention also uses fp8; affects time only."""
+    fp8_head: bool = False
+    """True if the head uses fp8 as well (`fp8_output_proj`); affects time only."""
     fp4: bool = False
     """True if layers use NVFP4 GEMMs: 4 bits, with a scale per 16 elements and one per tensor."""
     fp4_weights: bool = False
@@ -134,7 +136,13 @@ class Precision(Record):
     def plain(self) -> Precision:
         """This precision with 16-bit GEMMs."""
         return replace(
-            self, fp8=False, fp8_weights=False, fp8_attention=False, fp4=False, fp4_weights=False
+            self,
+            fp8=False,
+            fp8_weights=False,
+            fp8_attention=False,
+            fp8_head=False,
+            fp4=False,
+            fp4_weights=False,
         )
 
 
@@ -241,6 +249,8 @@ class Kernels(Record):
     fused_gate: bool = True
     fused_rotary: bool = True
     fused_norms: bool = True
+    fused_residual: bool = True
+    """True if bias, dropout and residual sum are one kernel; affects time only."""
     fused_accumulation: bool = True
     """True if the GEMM kernel adds weight gradients to their buffer."""
     repeated_heads: bool = False

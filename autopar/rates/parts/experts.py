@@ -39,14 +39,18 @@ from autopar.training.mixtures import processed_share
 _ROUTER_BYTES = 40.0
 """Bytes per token and expert in each direction: scores, their softmax, the selected ones and the
 routing maps, in fp32 and int32 (counted from Megatron-Core's router)."""
-_UNFUSED_PERMUTE = 2.7
-"""Permutation time without a fused dispatcher over that with one, from published MoE steps."""
+_UNFUSED_PERMUTE = 1.7
+"""Permutation time without a fused dispatcher over that with one: 25 bytes at half of the HBM rate,
+the share that SimuMax measured on B200 (github.com/MooreThreads/SimuMax)."""
 
 
 def expert_parts(
-    machine: Machine, job: Job, hidden: int, mlp: Experts, split: RankShape
+    machine: Machine, job: Job, hidden: int, mlp: Experts, split: RankShape, *, biases: bool
 ) -> Iterator[KernelTime]:
-    """Yield kernel times of an MoE block: experts, permutation, router and shared expert."""
+    """Yield kernel times of an MoE block: experts, permutation, router and shared expert.
+
+    biases : True if the matrices of experts have biases.
+    """
     n = split.routed
     own = n * mlp.per_token * _taken(job)
     # Ranks that share an expert (expert tensor parallelism) each have all of its tokens.
@@ -103,6 +107,14 @@ def expert_parts(
             copies * first,
             gated=mlp.gated,
         )
+        if mlp.clamped:
+            yield element_part(
+                machine, job, "experts clamp", "moe_act", "clamp", copies * first
+            )
+    if biases:
+        outputs = copies * (inner + first) if job.fused_experts else copies * inner
+        operation = "fused_expert_bias" if job.fused_experts else "expert_bias"
+        yield element_part(machine, job, "experts bias", "moe", operation, outputs)
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
     # Sorted by rank, and with expert tensor parallelism again by expert: two passes of half a
     # factor.
@@ -151,6 +163,8 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Commu
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
+                groups=mlp.groups,
+                groups_per_token=mlp.groups_per_token,
                 bytes_per_element=job.element_bytes,
                 fused=job.dispatcher == "fused",
                 site=machine.factors,

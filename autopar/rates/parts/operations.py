@@ -48,7 +48,10 @@ def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
     if site is not None:
         site.require_card(card)
         factors = site.factors
-        clock = kernels.clock if site.clock is None else site.clock
+        if site.clock is not None:
+            # The clock of a site is measured with GEMMs in 16 bits.
+            clock = site.clock
+            kernels = replace(kernels, section=replace(kernels.section, product_clock=None))
         card = replace(card, network=site.network(card.network))
         if site.elementwise_share is not None:
             # Shares of all classes scale together: they refer to one memory.
