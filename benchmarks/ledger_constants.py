@@ -55,6 +55,12 @@ FITTED = (
     "SimuMax mixtures",
     "torchtitan",
     "Megatron-MoE-ModelZoo",
+    "Megatron-Bridge cards",
+    "NeMo benchmarks dense",
+    "MLPerf 5.1 dense",
+    "torchao",
+    "torchao eager",
+    "torchtitan GB200",
 )
 """Sources used by the fit; all others are only priced, and so are a separate check."""
 
@@ -130,9 +136,25 @@ def _put_low_clock(machine: Machine, value: float) -> Machine:
     return _section(machine, low_precision_clock=replace(old, values={"share": min(1.0, value)}))
 
 
-def _put_grouped(machine: Machine, value: float) -> Machine:
-    old = machine.kernels.section.grouped_gemm
-    return _section(machine, grouped_gemm=replace(old, values={"share": min(1.0, value)}))
+def _put_product_clock(machine: Machine, value: float) -> Machine:
+    old = machine.kernels.section.product_clock
+    assert old is not None, machine.card.name
+    return _section(machine, product_clock=replace(old, values={"share": min(1.0, value)}))
+
+
+def _put_grouped(key: str) -> Callable[[Machine, float], Machine]:
+    def put_share(machine: Machine, value: float) -> Machine:
+        old = machine.kernels.section.grouped_gemm
+        return _section(
+            machine, grouped_gemm=replace(old, values={**old.values, key: min(1.0, value)})
+        )
+
+    return put_share
+
+
+def _put_fused_grouped(machine: Machine, value: float) -> Machine:
+    old = machine.kernels.section.fused_grouped_gemm
+    return _section(machine, fused_grouped_gemm=replace(old, values={"share": min(1.0, value)}))
 
 
 def _put_exposed(machine: Machine, value: float) -> Machine:
@@ -161,16 +183,25 @@ def _on(cards: Iterable[str]) -> Callable[[Run], bool]:
     return lambda run: run.machine.card.name in names and not _measured_site(run)
 
 
-def _mixture_on(cards: Iterable[str]) -> Callable[[Run], bool]:
-    names = frozenset(cards)
-    return lambda run: run.machine.card.name in names and _mixture(run)
-
-
 def _low_precision_on(cards: Iterable[str]) -> Callable[[Run], bool]:
     names = frozenset(cards)
 
     def touches(run: Run) -> bool:
         return run.machine.card.name in names and ELEMENT_BYTES[run.job.precision] < 2.0
+
+    return touches
+
+
+def _wide_on_h100(run: Run) -> bool:
+    """Return True if the sustained clock of 16-bit products is that of the card."""
+    wide = ELEMENT_BYTES[run.job.precision] >= ELEMENT_BYTES["bf16"]
+    return wide and run.machine.kernels.section.product_clock is not None
+
+
+def _grouped_in(*, narrow: bool, fused: bool) -> Callable[[Run], bool]:
+    def touches(run: Run) -> bool:
+        low = ELEMENT_BYTES[run.job.precision] < ELEMENT_BYTES["bf16"]
+        return _mixture(run) and run.job.fused_experts == fused and (fused or low == narrow)
 
     return touches
 
@@ -293,21 +324,53 @@ def _constants() -> tuple[Constant, ...]:
             ("torchtitan", "torchtitan-compiled"),
         )
     ]
+    product = _kernels("h100-80gb").product_clock
+    assert product is not None
+    found.append(
+        Constant(
+            "clock of 16-bit products, H100",
+            product["share"],
+            0.03,
+            1.0,
+            0.08,
+            "products sustain what other kernels do",
+            _wide_on_h100,
+            _put_product_clock,
+        )
+    )
+    grouped = _kernels("h100-80gb").grouped_gemm
+    tables = "tables of Transformer Engine on B200 and A100, beside 5 us a group"
     found += [
         Constant(
-            f"grouped GEMM {name}",
-            _kernels(card).grouped_gemm["share"],
+            "grouped GEMM in 16 bits",
+            grouped["share"],
+            0.1,
+            1.0,
             0.15,
-            neutral,
-            0.3,
-            "kernels of inference engines",
-            _mixture_on(cards),
-            _put_grouped,
-        )
-        for name, card, cards, neutral in (
-            ("Hopper", "h100-80gb", _HOPPER, 0.76),
-            ("Blackwell", "gb200", _BLACKWELL, 0.53),
-        )
+            tables,
+            _grouped_in(narrow=False, fused=False),
+            _put_grouped("share"),
+        ),
+        Constant(
+            "grouped GEMM in 8 bits and fewer",
+            grouped["narrow_share"],
+            0.1,
+            1.0,
+            0.2,
+            tables,
+            _grouped_in(narrow=True, fused=False),
+            _put_grouped("narrow_share"),
+        ),
+        Constant(
+            "fused MLP of experts",
+            _kernels("gb200").fused_grouped_gemm["share"],
+            0.1,
+            1.0,
+            0.2,
+            tables,
+            _grouped_in(narrow=False, fused=True),
+            _put_fused_grouped,
+        ),
     ]
     host = load_stack("megatron-core").figures.host
     found += [
@@ -328,7 +391,7 @@ def _constants() -> tuple[Constant, ...]:
                 0.4,
                 0.0001,
                 1.0,
-                "six products and four casts, launched one by one in 10 us each",
+                "four casts in 8 bits, launched one by one with a search for the largest element",
                 _mcore_mixture,
             ),
             (

@@ -42,6 +42,7 @@ from autopar.run.strategy import (
     Chunk,
     Recomputation,
     Split,
+    SplitGroup,
     Strategy,
     chunks_of_sizes,
     recomputing,
@@ -129,8 +130,19 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         fused_rotary=False,
         taken={"vpp": "1"},
     ),
-    "torchtitan-like": _Source(stack="torchtitan-eager", zero=3, module="torchtitan"),
-    "torchtitan": _Source(stack="torchtitan-eager", taken={"micro_batch": "1"}, **_TITAN),
+    # FSDP1: gradients are reduced in 16 bits, and nothing is copied (foundation-model-stack)
+    "torchtitan-like": _Source(
+        stack="torchtitan-eager",
+        job={"gradient_bytes": 2.0},
+        site={"a100-80gb": "ibm-a100", "h100-80gb": "ibm-h100"},
+        **_TITAN,
+    ),
+    "torchtitan": _Source(
+        stack="torchtitan-eager",
+        taken={"micro_batch": "1"},
+        site={"h100-80gb": "meta-h100", "b200": "torchao-b200"},
+        **_TITAN,
+    ),
     "Megatron-Core r0.8": _Source(
         stack="megatron-core",
         **_MEGATRON,
@@ -224,7 +236,7 @@ _PRECISIONS: Mapping[str, str] = {
     # tensorwise: `llama3_405b.toml` of torchtitan, Trainy's command
     "float8+bf16": "fp8",
     "float8 tensorwise": "fp8",
-    "float8 rowwise": "fp8_block",
+    "float8 rowwise": "fp8",
     "bf16+fp8 hybrid": "fp8",
 }
 _VPP: Mapping[str, str] = {
@@ -251,6 +263,9 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
     if source is None:
         raise UnusableError("the software that ran it is not known")
     cells, taken = dict(row), []
+    for key, value in _of_recipe(cells):
+        cells[key] = value
+        taken.append(f"{key}={value}")
     for key, value in [*source.taken.items(), *_by_model(cells)]:
         if not cells[key]:
             cells[key] = value
@@ -259,13 +274,12 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         raise UnusableError("no time" if not cells["peak_mem_gb"] else "memory only")
     run, own = _run(cells, source, settings)
     job = replace(job_of_run(run), **own)
+    if job.zero == 3 and source.stack == "megatron-2021":
+        job = replace(job, gradient_bytes=2.0)  # DeepSpeed reduces in the precision of the layers
     card, stack = _card(cells), _stack(cells, source)
     if job.cp > 1 and job.attention_kernel is None and card.name in source.ring_kernels:
         job = replace(job, attention_kernel=source.ring_kernels[card.name])
         taken.append(f"attention={job.attention_kernel}")
-    if "HBM2e" in cells["gpu_type"]:
-        # 2.4 TB/s where the card has 3.35
-        card = replace(card, memory_bytes_per_s=2.4e12)
     if job.global_batch != _count(cells, "global_batch"):
         taken.append(f"global_batch={job.global_batch}")
     named = source.site.get(card.name)
@@ -282,6 +296,28 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         site_known=known,
         taken=tuple(taken),
     )
+
+
+_AUTOMODEL: Mapping[str, Mapping[str, str]] = {
+    "llama370b": {"recompute": "full"},
+    "qwen2532b": {"recompute": "full"},
+    "gptoss20b": {"ep": "8"},
+    "gptoss120b": {"ep": "64"},
+    "kimik2": {"recompute": "full"},
+    "deepseekv3": {"recompute": "full", "ep": "64"},
+}
+"""Cells by the start of a model's name in AutoModel's benchmark configurations (examples/benchmark
+and examples/llm_benchmark of NVIDIA-NeMo/Automodel at the tables' releases), where the tables print
+others or none."""
+
+
+def _of_recipe(cells: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a row that its recipe contradicts, with the recipe's values."""
+    if "AutoModel" in cells["source"]:
+        name = re.sub(r"[^a-z0-9]", "", cells["model"].lower())
+        for start, found in _AUTOMODEL.items():
+            if name.startswith(start):
+                yield from found.items()
 
 
 def _by_model(cells: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -401,9 +437,10 @@ def _run(
     if said.attention is not None:
         own["attention_kernel"] = said.attention
     if torch:
-        # as the stack does
-        own["gradient_bytes"] = None
-        own["ring_balanced"] = not cells["source"].startswith("torchtitan")
+        # gradients as the stack reduces them; llm-foundry's layers are fused
+        own = {"gradient_bytes": None, "torch_layers": source.stack != "composer-fsdp", **own}
+        if cells["source"].startswith("torchtitan"):
+            own |= _torchtitan(cells, zero)
     if "accumulation_bytes" not in own and _PRECISIONS[text] == "bf16":
         own |= {"accumulation_bytes": 10.0} if source.stack == "megatron-2021" else {}
     if pp > model.num_layers:
@@ -421,7 +458,7 @@ def _run(
     strategy = Strategy(
         # some tables print other degrees than their GPUs: figures are per GPU, so the degrees count
         gpus=tp * cp * pp * dp,
-        layers=layers,
+        layers=_in_low_precision(layers, cells),
         ends=ends,
         stages=_stages(cells, settings, model, pp),
         schedule="1f1b" if _count(cells, "vpp", 1) == 1 or pp == 1 else "interleaved",
@@ -475,6 +512,32 @@ def _run(
     return run, own
 
 
+def _in_low_precision(
+    layers: tuple[SplitGroup, ...], cells: Mapping[str, str]
+) -> tuple[SplitGroup, ...]:
+    """Return layers of which the last ones stay in 16 bits, as torchtitan's NVFP4 runs do."""
+    if "in bf16" not in cells["notes"] or not cells["source"].startswith("torchtitan"):
+        return layers
+    (group,) = layers
+    plain = round(0.15 * group.count)
+    last = SplitGroup(count=plain, split=replace(group.split, low_precision=False))
+    return (replace(group, count=group.count - plain), last)
+
+
+def _torchtitan(cells: Mapping[str, str], zero: Zero) -> dict[str, Any]:
+    """Return the fields of `Job` that the kernels of a torchtitan run set."""
+    own: dict[str, Any] = {}
+    source, precision = cells["source"], cells["precision"].lower()
+    tensorwise = precision in ("float8+bf16", "float8 tensorwise")
+    if tensorwise and zero and "nocompile" not in source:
+        own["gathered_bytes"] = 1.0  # enable_fsdp_float8_all_gather of its configurations
+    if cells["gpu_type"].startswith(("B", "GB")):
+        own["attention_kernel"] = "cudnn"  # preferred since 3b85aa31f, 14 May 2025
+    if "Table" in source or "2024" in source:
+        own["optimizer_bytes"] = 84.0  # AdamW was not fused before 24 February 2025
+    return own
+
+
 def _zero(cells: Mapping[str, str], source: _Source) -> tuple[Zero, dict[str, Any]]:
     """Return the ZeRO stage of a row, and the fields of `Job` of its source."""
     stages: Mapping[str, Zero] = {
@@ -483,6 +546,9 @@ def _zero(cells: Mapping[str, str], source: _Source) -> tuple[Zero, dict[str, An
     if cells["zero_stage"] not in stages:
         raise UnusableError(f"zero_stage is {cells['zero_stage']}, not 0, 1, 2 or 3")
     zero = stages[cells["zero_stage"]]
+    if cells["source"].startswith("torchtitan") and _count(cells, "pp", 1) > 1:
+        # weights stay gathered, and gradients are reduced after the last micro-batch (`apply_fsdp`)
+        zero = 2
     if cells["sharded_optimizer"] == "1":
         zero = max(zero, 1)
     if cells["source"].startswith("MosaicML") and zero == 2:
@@ -670,7 +736,15 @@ def _stack(cells: Mapping[str, str], source: _Source) -> Stack:
     compiled = source.stack == "torchtitan-eager" and (
         "compile" in cells["notes"] or "float8" in cells["precision"]
     )
-    return _stack_named("torchtitan-compiled" if compiled else source.stack)
+    stack = _stack_named("torchtitan-compiled" if compiled else source.stack)
+    if compiled and ("Table" in cells["source"] or "2024" in cells["source"]):
+        # the loss was not compiled before 2 April 2025
+        eager = _stack_named("torchtitan-eager").figures.bytes_per_element.cross_entropy
+        moved = replace(stack.figures.bytes_per_element, cross_entropy=eager)
+        stack = replace(stack, figures=replace(stack.figures, bytes_per_element=moved))
+    if "fms-fsdp" in cells["source"]:
+        stack = replace(stack, figures=replace(stack.figures, copies=None))
+    return stack
 
 
 def _whole_batch(cells: Mapping[str, str], dp: int) -> int:

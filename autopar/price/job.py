@@ -78,8 +78,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         reduce_every_micro_batch=runtime.states.each_micro_batch and (not torch or split.zero > 1),
         # with torch layers, ZeRO-1 and ZeRO-2 keep gathered weights until the backward
         reshard=split.zero == 3 or not torch,
-        # as in torchtitan's published runs with context parallelism (benchmarks/ledger_rows.py)
-        ring_balanced=not torch,
+        torch_layers=torch,
         precision=_precision(precision),
         row_scales=precision.row_scales,
         experts_only=precision.experts_only,

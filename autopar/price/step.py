@@ -677,7 +677,7 @@ def _layer(
     _add(terms, times.parts)
     again = _recomputed(job.recompute, times)
     tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
-    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    hidden = _hidden_tensor(machine, job)
     tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
     experts = times.experts.forward_s + times.experts.backward_s + experts_again
     terms["recompute"] = again
@@ -695,7 +695,7 @@ def _forward_terms(
     machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
 ) -> dict[str, float]:
     """Return the device seconds of a layer's forward by term, without recomputation."""
-    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    hidden = _hidden_tensor(machine, job)
     terms: dict[str, float] = {}
     for part in times.parts:
         terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
@@ -713,21 +713,36 @@ def _sent_again(
     The result is (tensor-parallel communication, dispatch and combine). The second is before
     overlap.
     """
+    sent = (1 - _hidden_tensor(machine, job)) * times.tensor.forward_s
     if recompute == "full":
-        hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
-        return (1 - hidden) * times.tensor.forward_s, times.experts.forward_s
-    return 0.0, times.experts.forward_s if "moe" in recompute else 0.0
+        # the last reduce-scatter follows the last GEMM, with which torch ends
+        return (0.75 if job.torch_layers else 1.0) * sent, times.experts.forward_s
+    # per-op recomputation repeats the all-gathers
+    tensor = 0.5 * sent if "per_op" in recompute else 0.0
+    return tensor, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def _hidden_tensor(machine: Machine, job: Job) -> float:
+    """Return the overlapped share of tensor-parallel communication."""
+    if not job.overlap_tensor:
+        return 0.0
+    # with a scale per row, torch fuses only the reduce-scatter (pytorch issue 149990)
+    fused = 0.5 if job.torch_layers and job.row_scales else 1.0
+    return fused * machine.stack.figures.overlap["tensor"]
 
 
 def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
     """Return the seconds of recomputed kernels and of recomputed context-parallel communication."""
     if recompute == "full":
-        whole: float = sum(as_number(part.forward_s) for part in times.parts)
+        whole: float = sum(part.full * as_number(part.forward_s) for part in times.parts)
         return whole + times.context.forward_s
     wanted = set(recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
-        by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)
+        by_op: float = sum(
+            (shares[part.kind] if part.per_op is None else part.per_op) * as_number(part.forward_s)
+            for part in times.parts
+        )
         return by_op
     if "moe" in wanted:
         wanted |= {"moe_act", "shared_experts"}

@@ -154,10 +154,20 @@ def _attention_parts(
         more = key_value - attention.key_value if latent is None else 0.0
         width = (outputs + more) / share
         beside = [(target, size / share) for target, size in targets[index]]
-        yield from linear_parts(machine, job, f"qkv {index}", module, n, width, inputs, beside)
+        apart: tuple[Real, ...] = ()
+        if job.torch_layers and latent is None:
+            keys = attention.kv_heads * attention.width * np.maximum(attention.kv_heads, t)
+            keys = keys / attention.kv_heads / t
+            apart = (attention.query / t, keys, width - attention.query / t - keys)
+        yield from linear_parts(
+            machine, job, f"qkv {index}", module, n, width, inputs, beside, apart=apart
+        )
     values = attention.value / t
     last: Beside = [("projection", hidden)]
-    yield from linear_parts(machine, job, "projection", "attention", n, hidden, values, last)
+    # torchtitan's per-op recomputation saves every second product, queries first.
+    yield from linear_parts(
+        machine, job, "projection", "attention", n, hidden, values, last, per_op=1.0
+    )
     if latent is not None:
         widths = (latent.query_rank or 0) + latent.kv_rank
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
@@ -284,7 +294,6 @@ def _core_s(
             kv_heads=np.maximum(1.0, attention.kv_heads / shares),
             head_dim=attention.width,
             head_dim_v=attention.value_width,
-            balanced=job.ring_balanced,
             clock=machine.clock,
         )
     return attention_s(
@@ -374,6 +383,8 @@ def tensor_parallel_comm(machine: Machine, job: Job, hidden: int) -> Communicati
     gather = transfer_s(machine, "allgather", size, job.tp, 1)
     scatter = transfer_s(machine, "reducescatter", size, job.tp, 1)
     again = machine.stack.figures.overlap["regather"]
+    if job.torch_layers and job.precision == "fp8" and not job.row_scales:
+        gather *= 0.5  # inputs are quantised with one scale before they are gathered (torchao)
     return CommunicationTime(gather + scatter, scatter + again * gather, 5)
 
 
@@ -387,6 +398,8 @@ def context_parallel_comm(
     """Return the exposed time of the context-parallel communication of one layer.
 
     - Ring attention: messages overlap with attention; the backward sends twice the bytes.
+    - torch layers: an all-gather of the keys and values of all heads before attention and again
+      before its backward, and a reduction of their gradients. None of them overlaps.
     - Ulysses: four all-to-alls each way, of queries, keys, values and the output, not overlapped.
       With `job.rings` above 1, a ring over the groups is added.
     - `keys_gathered`: an all-gather of keys and values before attention and again before its
@@ -401,7 +414,9 @@ def context_parallel_comm(
         return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
     size = job.tokens * key_value / job.tp * job.element_bytes
-    if job.keys_gathered:
+    if job.torch_layers and not job.heads_exchanged:
+        size = job.tokens * 2 * attention.value / job.tp * job.element_bytes
+    if job.keys_gathered or (job.torch_layers and not job.heads_exchanged):
         gather, scatter = (
             2 * transfer_s(machine, kind, job.cp * size / 2, job.cp, job.tp)
             for kind in ("allgather", "reducescatter")

@@ -44,7 +44,11 @@ _BYTES = constants({**_BOTH, "gated": (0.1, 2.0)}, {"gated": 1.0})
 _GRADIENT = constants(
     {"accumulation_bytes": (0.0, 40.0), "reduce_bytes": (1.0, 8.0)}, {"accumulation_bytes": 0.0}
 )
-_CAST = constants({"bytes": (0.0, 40.0), "row_scales_rate": (0.1, 1.0)}, {"row_scales_rate": 1.0})
+_CAST = constants(
+    {"bytes": (0.0, 40.0), "row_bytes": (0.0, 40.0), "row_scales_rate": (0.1, 1.0)},
+    {"row_bytes": 10.0, "row_scales_rate": 1.0},
+)
+_COPIES = constants({"gather": (0.0, 10.0), "gradient_bytes": (0.0, 40.0)}, {})
 _OPTIMIZER = constants({"bytes": (4.0, 200.0)}, {})
 _HOST = constants(
     {
@@ -126,7 +130,11 @@ class StackDocument(Record):
     """Bytes moved per weight to accumulate a micro-batch's gradient, and bytes per reduced element.
     """
     cast: Annotated[FormulaConstants, _CAST]
-    """Bytes moved per quantised element, and relative rate of GEMMs with one scale per row."""
+    """Bytes moved per quantised element, with one scale per row `row_bytes`, and relative rate of
+    GEMMs with one scale per row."""
+    copies: Annotated[FormulaConstants | None, _COPIES] = None
+    """Copies around ZeRO-3 communication: reads and writes of a gathered element, and bytes per
+    element of a gradient; None for none."""
     optimizer: Annotated[FormulaConstants, _OPTIMIZER]
     """Bytes moved per parameter that a rank updates."""
     host: Annotated[FormulaConstants, _HOST]

@@ -123,8 +123,10 @@ class Job(Record):
     recompute: Recomputation = frozenset()
     attention_kernel: str | None = None
     """One of the card's attention kernels, or "unfused"; None for the default of the stack."""
-    ring_balanced: bool = True
-    """True if context-parallel ranks have equal work in causal attention (zigzag order)."""
+    torch_layers: bool = False
+    """True for layers of torchtitan or transformers: separate matrices of queries, keys, values,
+    gate and up, recomputation that ends before its last GEMM, and a context-parallel all-gather of
+    the keys and values of all heads."""
     heads_exchanged: bool = False
     """True if context-parallel ranks exchange heads for tokens around attention (Ulysses)."""
     rings: int = 1

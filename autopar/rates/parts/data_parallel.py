@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.operations import Machine, Real, transfer_s
 from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.run.job import Block, Job, adapter_parameters, parameters
@@ -87,7 +88,7 @@ def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     """Return the seconds of the reduction of gradients to shards; 0 for frozen weights."""
     if job.frozen:
         return 0.0
-    size = weights * job.element_bytes
+    size = weights * gradient_bytes(machine, job)
     return _sum_s(machine, size, dense_group(job)) / _network(machine)
 
 
@@ -113,7 +114,27 @@ def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, flo
         own = sum(adapter_parameters(job, block)) / job.tp * gradient_bytes(machine, job)
         traffic += _sum_s(machine, own, dense_group(job))
     device = sum(terms.values())
-    return float(overlapped_traffic_s(machine, device, traffic)) - device
+    exposed = float(overlapped_traffic_s(machine, device, traffic)) - device
+    return exposed + _copies_s(machine, job, block)
+
+
+def _copies_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the seconds of copies between a layer's weights and its communication buffers.
+
+    FSDP2 copies gathered weights out of their buffer, and gradients into the buffer of the
+    reduction.
+    """
+    copies = machine.stack.figures.copies
+    if copies is None:
+        return 0.0
+    experts, dense = parameters(block)
+    weights = dense / job.tp if data_shards(job) > 1 else 0.0
+    if expert_shards(job) > 1:
+        weights += experts / (job.ep * job.etp)
+    moved = copies["gather"] * frozen_bytes(job) * (2 if job.reshard else 1)
+    if not job.frozen:
+        moved += copies["gradient_bytes"]
+    return float(elements_s(machine.kernels, weights, moved, count=0))
 
 
 def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
@@ -137,7 +158,8 @@ def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
     once = transfer_s(machine, "allgather", size, group.shards, group.stride)
     routed = (2 if job.reshard else 1) * once
     if not job.frozen:
-        routed += _sum_s(machine, size, group)
+        grads = experts / group.stride * gradient_bytes(machine, job)
+        routed += _sum_s(machine, grads, group)
     return routed / _network(machine)
 
 
@@ -153,10 +175,10 @@ def overlapped_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> R
 def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
     """Return the exposed seconds of ZeRO-3 communication of embedding or head, per micro-batch.
 
-    Each is a separate FSDP unit, gathered once per micro-batch.
+    Each is a separate FSDP unit, gathered once per micro-batch. Nothing runs before the first
+    gather and after the last reduction.
     """
-    moved = _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
-    return machine.stack.figures.overlap["fully_sharded"] * moved
+    return _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
 
 
 def reduction_s(

@@ -84,7 +84,7 @@ def expert_parts(
         last = name == "down"
         read = None if job.fused_experts and last else copies * inputs
         back = None if job.fused_experts and not last else copies * outputs
-        yield from cast_parts(machine, f"experts {name}", "moe", job.precision, read, back)
+        yield from cast_parts(machine, job, f"experts {name}", "moe", job.precision, read, back)
         yield from dequantised_parts(machine, job, f"experts {name}", "moe", weights)
         shared = job.adapters is not None and job.adapters.shared_by_experts
         yield from adapter_parts(

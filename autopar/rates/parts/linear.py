@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.rates.kernels import grouped_linear_s, linear_s
+from autopar.rates.kernels import LinearTimes, grouped_linear_s, linear_s
 from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.operations import (
     KernelTime,
     Machine,
     RankShape,
     Real,
+    as_number,
     cast_parts,
     element_part,
     product_part,
@@ -44,26 +45,39 @@ def linear_parts(
     outputs: Real,
     inputs: Real,
     beside: Beside = (),
+    *,
+    apart: Sequence[Real] = (),
+    per_op: float | None = None,
 ) -> Iterator[KernelTime]:
     """Yield kernel times of a linear layer: GEMMs, gradient accumulation and casts.
 
     beside : possible targets of adapters; if given, parts of adapters and of the dequantisation of
-    the frozen matrix are yielded as well.
+        the frozen matrix are yielded as well.
+    apart : outputs of the separate matrices that make up the layer; empty: one matrix.
+    per_op : as in `KernelTime`; of separate matrices, every second one is repeated.
     """
     dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
     clock = machine.kernels.product_clock(dtype, machine.clock)
-    times = linear_s(
-        machine.kernels,
-        tokens,
-        outputs,
-        inputs,
-        dtype=dtype,
-        clock=clock,
-        sustained=True,
-        cast=False,
+    each = [
+        linear_s(
+            machine.kernels,
+            tokens,
+            width,
+            inputs,
+            dtype=dtype,
+            clock=clock,
+            sustained=True,
+            cast=False,
+        )
+        for width in (apart or (outputs,))
+    ]
+    times = LinearTimes(*(sum(parts) for parts in zip(*each, strict=True)))
+    if apart:
+        per_op = as_number(sum(one.forward_s for one in each[1::2]) / times.forward_s)
+    yield product_part(
+        machine, job, name, module, times, outputs * inputs, dtype, per_op=per_op
     )
-    yield product_part(machine, job, name, module, times, outputs * inputs, dtype)
-    yield from cast_parts(machine, name, module, dtype, tokens * inputs, tokens * outputs)
+    yield from cast_parts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
     if beside:
         yield from dequantised_parts(machine, job, name, module, outputs * inputs)
         yield from adapter_parts(machine, job, name, module, tokens, inputs, beside)
@@ -142,7 +156,13 @@ def mlp_parts(
     n, first = split.tokens, gates * inner
     up: Beside = [("fc1", inner)] * gates
     down: Beside = [("fc2", hidden)]
-    yield from linear_parts(machine, job, f"{module} up", module, n, first, hidden, up)
-    yield from linear_parts(machine, job, f"{module} down", module, n, hidden, inner, down)
+    apart = (inner, inner) if gated and job.torch_layers else ()
+    yield from linear_parts(machine, job, f"{module} up", module, n, first, hidden, up, apart=apart)
+    # Queries, keys, values, projection, gate, up, down: every second one is repeated.
+    for part in linear_parts(
+        machine, job, f"{module} down", module, n, hidden, inner, down, per_op=float(not gated)
+    ):
+        ends = job.torch_layers and part.kind == "gemm"
+        yield part._replace(full=0.0) if ends else part
     name = f"{module} activation"
     yield element_part(machine, job, name, module, "activation", n * first, gated=gated)

@@ -121,6 +121,10 @@ class KernelTime(NamedTuple):
     input_s: Real
     """Seconds of the input gradient."""
     weight_s: Real = 0.0
+    full: float = 1.0
+    """Fraction of the forward that full recomputation repeats."""
+    per_op: float | None = None
+    """Fraction of the forward that torchtitan's per-op recomputation repeats; None: by kind."""
 
 
 class CommunicationTime(NamedTuple):
@@ -170,6 +174,7 @@ def product_part(
     times: LinearTimes,
     weights: Real,
     dtype: str,
+    per_op: float | None = None,
 ) -> KernelTime:
     """Return the GEMM times of a linear layer, with gradient accumulation of its weights."""
     forward, inner, outer = times
@@ -181,7 +186,7 @@ def product_part(
         outer = np.zeros_like(outer)
     elif moved:
         outer = outer + elements_s(machine.kernels, weights, moved, kind="optimizer")
-    return KernelTime(name, module, "gemm", forward, inner, outer)
+    return KernelTime(name, module, "gemm", forward, inner, outer, per_op=per_op)
 
 
 def accumulation_bytes(machine: Machine, job: Job) -> float:
@@ -193,6 +198,7 @@ def accumulation_bytes(machine: Machine, job: Job) -> float:
 
 def cast_parts(
     machine: Machine,
+    job: Job,
     name: str,
     module: str,
     dtype: str,
@@ -203,7 +209,7 @@ def cast_parts(
 
     inputs, outputs : number of elements; None if the preceding kernel wrote them in low precision.
     """
-    moved = machine.stack.figures.cast["bytes"]
+    moved = machine.stack.figures.cast["row_bytes" if job.row_scales else "bytes"]
     if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"] or not moved:
         return
     forward, backward = (

@@ -95,6 +95,8 @@ def weights_cast_s(machine: Machine, job: Job, block: Block) -> float:
         return 0.0
     experts, dense = parameters(block)
     held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
+    if job.zero == 3 and job.gathered_bytes is not None and job.gathered_bytes < 2.0:
+        held /= max(1, job.dp * job.cp // job.replicas)  # quantised before they are gathered
     return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
 
 
