@@ -6,14 +6,14 @@ The reserved bytes are an interval based on published ratios of reserved to allo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from autopar.price import workspaces
 from autopar.price.allocator import reserved_bytes, rounding_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.peak import Moment, PeakBreakdown, gathered_bytes, peak_of, peaks
 from autopar.price.sharded_peak import MemoryItem, sharded_moments, sharded_parts
-from autopar.price.states import States, states_of
+from autopar.price.states import States, states_of, widened_bytes
 from autopar.records import Record, replace
 from autopar.run.run import Run, run_with_split
 from autopar.run.runtime import ActivationOffload
@@ -72,9 +72,19 @@ def account_of(run: Run, stage: int | None = None) -> Account:
         term for term in (*_state_terms(run, kept_states), *_kept_terms(run, at)) if term.num_bytes
     )
     during = tuple(term for term in after if term.name not in _GONE)
+    widened = widened_bytes(run, chunks)
+    step = (*during, Term(name="moments in fp32", num_bytes=widened, switch=_MOMENTS))
     peak = peak_of(run, at)
     during += tuple(term for term in _peak_terms(run, peak, at) if term.num_bytes)
-    return Account(stage=at, states=after, peak=during)
+    # the optimizer's step follows the last backward, when no activation is live
+    return Account(stage=at, states=after, peak=max(during, step, key=_sum) if widened else during)
+
+
+_MOMENTS = "--use-precision-aware-optimizer, --exp-avg-dtype, --exp-avg-sq-dtype"
+
+
+def _sum(terms: Iterable[Term]) -> int:
+    return sum(term.num_bytes for term in terms)
 
 
 def host_bytes_of(run: Run, account: Account) -> float:

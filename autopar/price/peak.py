@@ -8,6 +8,7 @@ dispatch, and tensors in transfer between stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from autopar.pipeline import orders
@@ -48,6 +49,8 @@ class Moment(Record):
     activations, and before its backward frees them."""
     waiting_logits: bool
     """True if the head's forward has run for a micro-batch whose backward has not finished."""
+    partner: int | None = None
+    """Chunk of the event that runs merged with this one, layer by layer; None: runs alone."""
 
 
 def micro_batch_group(run: Run) -> int:
@@ -129,10 +132,17 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
     chunks = run.strategy.stages[stage]
     live = [0] * len(chunks)
     waiting: set[int] = set()
-    for event in order(run, stage):
+    events = order(run, stage)
+    partners = _partners(run, stage, events)
+    for place, event in enumerate(events):
         if event.kind == "forward":
             live[event.chunk] += 1
-        yield Moment(event=event, live=tuple(live), waiting_logits=bool(waiting))
+        yield Moment(
+            event=event,
+            live=tuple(live),
+            waiting_logits=bool(waiting),
+            partner=partners.get(place),
+        )
         # a split backward keeps its activations until the weight gradients are computed
         if event.kind in ("backward", "weights"):
             live[event.chunk] -= 1
@@ -141,6 +151,25 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
                 waiting.add(event.micro_batch)
             elif event.kind in ("backward", "weights"):
                 waiting.discard(event.micro_batch)
+
+
+def _partners(run: Run, stage: int, events: Sequence[Event]) -> dict[int, int]:
+    """Return the chunk of the merged event by place of an event, for expert-parallel overlap.
+
+    A forward after the warm-up runs merged with the backward that follows it (Megatron-Core
+    pipeline_parallel/combined_1f1b.py).
+    """
+    if not run.runtime.overlap.experts:
+        return {}
+    found: dict[int, int] = {}
+    forwards, warmup = 0, warmup_chunks(run, stage)
+    for place, (event, after) in enumerate(pairwise(events)):
+        if event.kind != "forward":
+            continue
+        forwards += 1
+        if forwards >= warmup and forwards > 1 and after.kind == "backward":
+            found[place], found[place + 1] = after.chunk, event.chunk
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -341,6 +370,11 @@ def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
     return max(moments, key=lambda moment: moment[0] - moment[1])
 
 
+def _largest_layer_bytes(run: Run, chunk: Chunk) -> int:
+    """Return the saved bytes of a chunk's largest layer; 0 without layers."""
+    return max((layer_saved_bytes(run.rank_layers[layer]) for layer in chunk.layers), default=0)
+
+
 def without_offload(at: RankLayer) -> RankLayer:
     """Return the layer with all of its activations on the device."""
     return RankLayer(run=at.run, layer=at.layer, split=replace(at.split, offload=frozenset()))
@@ -416,6 +450,31 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
     ]
     extras = [_extras(run, chunk) for chunk in chunks]
     kept = kept_logits_bytes(run)
+    whole = [sum(sizes) for sizes in zip(saved, rounding, strict=True)]
+
+    def merged(place: int, kind: str, partner: int) -> _Extra:
+        """Return the peak of an event that runs merged with one of the chunk `partner`.
+
+        A layer of the forward is saved while one of the backward is freed: beside the other
+        micro-batches, one more layer than those of a chunk is live. The head of the forward comes
+        last, when the backward is done.
+        """
+        if kind == "forward":
+            extra = extras[place]["forward"]
+            return extra._replace(freed_bytes=extra.freed_bytes + whole[partner])
+        layers = _largest_layer_bytes(run, chunks[partner])
+        absent = max(0, whole[partner] - layers)
+        own = extras[place]["backward"]
+        moments = [
+            own._replace(
+                dispatched_bytes=expert_dispatch_bytes(run, chunks[partner]),
+                freed_bytes=own.freed_bytes + absent,
+            )
+        ]
+        if chunks[place].head:
+            head = _Extra(head_bytes=head_bytes(run, chunks[place].mtp))
+            moments.append(head._replace(freed_bytes=whole[partner]))
+        return max(moments, key=lambda extra: extra.total_bytes)
 
     def at(moment: Moment) -> PeakBreakdown:
         place, kind = moment.event.chunk, moment.event.kind
@@ -425,6 +484,8 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
             # the logits of this micro-batch are freed first
             waiting -= kept
         extra = extras[place][kind]
+        if moment.partner is not None:
+            extra, waiting = merged(place, kind, moment.partner), 0
         return PeakBreakdown(
             moment=moment,
             saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
@@ -446,7 +507,10 @@ def peak_of(run: Run, stage: int) -> PeakBreakdown:
     # a steady pipeline repeats the same few states with every micro-batch
     seen = set[tuple[object, ...]]()
     for moment in moments(run, stage):
-        same = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
+        same = (
+            *(moment.event.kind, moment.event.chunk, moment.live),
+            *(moment.waiting_logits, moment.partner),
+        )
         if same in seen:
             continue
         seen.add(same)

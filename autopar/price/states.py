@@ -223,6 +223,26 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     )
 
 
+def widened_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
+    """Return the bytes of fp32 copies of narrow moments during the optimizer's step.
+
+    The update of a group of weights first copies the moments of all of them that have fewer than 32
+    bits, and frees the copies together (Transformer Engine 04912bf0, pytorch/optimizers/
+    fused_adam.py, FusedAdam.step). Groups are dense weights and experts; biases and norms, without
+    weight decay, are groups of their own and small.
+    """
+    optimizer = run.runtime.optimizer
+    narrow = {8: 0, 6: 1}.get(optimizer.moments_bytes, 2)
+    if optimizer.kind != "adam" or optimizer.offload or not narrow or run.split.zero == 3:
+        return 0
+    own = {False: 0, True: 0}
+    for chunk in chunks:
+        trained = [weight for weight in chunk if weight.trained]
+        for buffer in buffers_of(run, trained):
+            own[buffer.expert] += buffer.elements // buffer.replicas
+    return 4 * narrow * max(own.values())
+
+
 def _on_device(spans: list[int], offload: float) -> list[int]:
     """Return the spans whose optimizer states stay on the device.
 
