@@ -97,7 +97,7 @@ def dense_case(seed: int) -> tuple[Site, Machine, Job]:
             network = replace(network, adapter_bytes_per_s=adapters)
         cluster = _cluster(name, figures)
     machine = machine_of(card, stack_named(stack), cluster)
-    site = Site(name, stack, network, machine.clock, share, factors)
+    site = Site(name, stack, network, machine.clock, cluster is not None, share, factors)
     return site, machine, _dense_job(draw, machine)
 
 
@@ -154,7 +154,10 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         precision=precision,
         recompute=recompute,
         attention_kernel=kernel,
-        ring_balanced=draw.random() < 0.5,
+        torch_layers=draw.random() < 0.4,
+        fused_rotary=draw.random() < 0.7,
+        fused_residual=draw.random() < 0.7,
+        low_precision_head=draw.random() < 0.3,
         **_context(draw, cp),
         graphs=draw.choice(("none", "none", "partial", "full")),
         overlap_tensor=draw.random() < 0.5,
@@ -228,6 +231,9 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
         gated=draw.random() < 0.7,
         shared_width=draw.choice((0, 512)),
         latent=draw.choice((None, None, 384)),
+        clamped=draw.random() < 0.3,
+        groups=(groups := draw.choice((1, 1, 8))),
+        groups_per_token=min(groups, 4),
     )
     kinds = [
         Block(number=3, hidden=1536, attention=_block(draw, job.tp).attention, mlp=experts),

@@ -34,6 +34,8 @@ class Site(NamedTuple):
     stack: str
     network: Network
     clock: float
+    clock_measured: bool
+    """True if the clock is that of the cluster's own 16-bit products."""
     memory_share: float | None
     """Achieved memory bandwidth share of elementwise kernels; None: the card's."""
     factors: SiteFactors
@@ -51,7 +53,7 @@ class _Device:
     def __init__(self, site: Site) -> None:
         self.card = _read("cards", site.card)
         self.kernels = self.card["kernels"]
-        self.clock = site.clock
+        self.clock, self.clock_measured = site.clock, site.clock_measured
         shares = {key: entry["value"]["share"] for key, entry in self.kernels["memory"].items()}
         self.shares = shares
         self.hbm = self.card["device"]["memory_bytes_per_s"]["value"]
@@ -78,6 +80,8 @@ class _Device:
         clock = self.clock
         if WIDTHS[dtype] < 2 and "low_precision_clock" in self.kernels:
             clock *= self.kernels["low_precision_clock"]["value"]["share"]
+        if WIDTHS[dtype] == 2 and "product_clock" in self.kernels and not self.clock_measured:
+            clock *= self.kernels["product_clock"]["value"]["share"]
         best = math.inf
         for tile in TILES.split():
             tm, tn = (int(side) for side in tile.split("x"))
@@ -152,6 +156,8 @@ class _Step:
         added, reduced = job.accumulation_bytes, job.gradient_bytes
         self.added = gradient.get("accumulation_bytes", 0.0) if added is None else added
         self.reduced = gradient["reduce_bytes"] if reduced is None else reduced
+        cast = {"row_bytes": 10.0, **self.stack["cast"]["value"]}
+        self.cast_bytes = cast["row_bytes" if job.row_scales else "bytes"]
         self.tokens = job.micro_batch * job.seq / job.cp
         self.card = shown = _read("cards", site.card)
         self.link = shown["host"]["bytes_per_s"]["value"] * shown["host"]["efficiency"]["value"]
@@ -271,12 +277,15 @@ class _Step:
             # local keys first, then those of each other rank
             time = visit(part, causal=True)
             for _ in range(ranks - 1):
-                time += visit(part / 2 if job.ring_balanced else part, causal=False)
+                time += visit(part / 2, causal=False)
             found.append(time)
         return found[0], found[1]
 
-    def parts(self, block: Block) -> list[tuple[str, str, float, float]]:
-        """Return the kernels of a layer."""
+    def parts(self, block: Block) -> list[tuple[Any, ...]]:
+        """Return the kernels of a layer: term, module, forward, backward.
+
+        Products also have the shares that full and per-op recomputation repeat.
+        """
         job, attention, mlp = self.job, block.attention, block.mlp
         assert attention is not None
         assert isinstance(mlp, Mlp)
@@ -287,14 +296,31 @@ class _Step:
         k = k * max(1.0, t / attention.kv_heads)
         first = mlp.width * (2 if mlp.gated else 1)
         dtype, found = job.precision, []
-        casts = self.stack["cast"]["value"]["bytes"] if WIDTHS[dtype] < 2 else 0
-        for module, outputs, inputs in (
-            ("attention", (q + 2 * k) / t, h),
-            ("attention", h, q / t),
-            ("mlp", first / t, h),
-            ("mlp", h, mlp.width / t),
+        casts = self.cast_bytes if WIDTHS[dtype] < 2 else 0
+        torch = job.torch_layers
+        # matrices in the order of their calls: per-op recomputation repeats every second one
+        qkv = (q / t, k / t, k / t) if torch else ((q + 2 * k) / t,)
+        up = (mlp.width / t, mlp.width / t) if torch and mlp.gated else (first / t,)
+        for number, (module, widths, inputs) in enumerate(
+            (
+                ("attention", qkv, h),
+                ("attention", (h,), q / t),
+                ("mlp", up, h),
+                ("mlp", (h,), mlp.width / t),
+            )
         ):
-            found.append(("gemm", module, *self.linear(outputs, inputs, dtype)))
+            each = [self.linear(outputs, inputs, dtype) for outputs in widths]
+            forward, backward = (sum(times) for times in zip(*each, strict=True))
+            if self.added and not job.frozen:
+                # one kernel adds the gradients of all of them
+                backward -= (len(each) - 1) * self.device.launch
+            if len(each) > 1:
+                again = sum(times[0] for times in each[1::2]) / forward
+            else:
+                again = (0.5, 1.0, 0.5, 0.0 if mlp.gated else 1.0)[number]
+            whole = 0.0 if torch and number == 3 else 1.0
+            found.append(("gemm", module, forward, backward, whole, again))
+            outputs = sum(widths)
             if casts:
                 moved = (n * side * casts for side in (inputs, outputs))
                 forward, backward = (self.device.moving(each) for each in moved)
@@ -304,14 +330,17 @@ class _Step:
         layout = self.elementwise("layout", 2 * n * (q + 2 * k) / t)
         found.append(("memory", "attention", *layout))
         if attention.rotary:
-            found.append(("memory", "attention", *self.elementwise("rope", n * (q + k) / t)))
+            rope = "rope" if job.fused_rotary or "plain_rope" not in self.bytes else "plain_rope"
+            found.append(("memory", "attention", *self.elementwise(rope, n * (q + k) / t)))
         found.append(("attention", "core_attn", *self.attention_kernel(block)))
         activation = self.elementwise("activation", n * first / t, mlp.gated)
         found.append(("memory", "mlp", *activation))
         kept = n * h / (t if job.sequence_parallel else 1)
         for _ in range(2):
             found.append(("memory", "layernorm", *self.elementwise("norm", kept)))
-            found.append(("memory", "residual", *self.elementwise("residual", kept)))
+            plain = not job.fused_residual and "plain_residual" in self.bytes
+            residual = self.elementwise("plain_residual" if plain else "residual", kept)
+            found.append(("memory", "residual", *residual))
         return found
 
     def tensor(self, block: Block) -> tuple[float, float, int]:
@@ -323,6 +352,8 @@ class _Step:
             time = self.collective("allreduce", size, job.tp, 1)
             return 2 * time, 2 * time, 4
         gather = self.collective("allgather", size, job.tp, 1)
+        if job.torch_layers and job.precision == "fp8" and not job.row_scales:
+            gather /= 2  # in 8 bits
         scatter = self.collective("reducescatter", size, job.tp, 1)
         return 2 * (gather + scatter), 2 * (scatter + self.overlap["regather"] * gather), 10
 
@@ -342,7 +373,9 @@ class _Step:
                 return once, once, 8
             ring, ring_back, calls = self.passed(block, heads, job.rings)
             return once + ring, once + ring_back, 8 + calls
-        if job.keys_gathered:
+        if job.torch_layers:
+            heads = attention.heads / job.tp  # keys and values of every query head
+        if job.keys_gathered or job.torch_layers:
             size = job.cp * self.tokens * heads * attention.width * self.sent()
             gather = 2 * self.collective("allgather", size, job.cp, job.tp)
             scatter = 2 * self.collective("reducescatter", size, job.cp, job.tp)
@@ -365,19 +398,24 @@ class _Step:
         """Return the seconds of a layer's micro-batch by term; `waited` is host overhead."""
         job, parts = self.job, self.parts(block)
         terms = dict.fromkeys(["gemm", "attention", "memory", "cast", "recompute"], 0.0)
-        for term, _, forward, backward in parts:
+        for term, _, forward, backward, *_ in parts:
             terms[term] += forward + backward
         forward, backward, calls = self.tensor(block)
         ring, ring_back, messages = self.ring(block)
-        shown = 1 - (self.overlap["tensor"] if job.overlap_tensor else 0.0)
+        hidden = self.overlap["tensor"] if job.overlap_tensor else 0.0
+        shown = 1 - (hidden / 2 if job.torch_layers and job.row_scales else hidden)
         terms["tensor"] = shown * (forward + backward)
         terms["context"] = ring + ring_back
         if job.recompute == "full":
-            terms["recompute"] = sum(part[2] for part in parts) + ring
-            terms["tensor"] += shown * forward
+            skipped = sum(part[2] for part in parts if len(part) > 4 and not part[4])
+            terms["recompute"] = sum(part[2] for part in parts) - skipped + ring
+            terms["tensor"] += shown * forward * (0.75 if job.torch_layers else 1.0)
         elif "per_op" in job.recompute:
-            again = {"gemm": 0.5, "cast": 0.5, "memory": 1.0, "attention": 0.0}
-            terms["recompute"] = sum(again[part[0]] * part[2] for part in parts)
+            again = {"cast": 0.5, "memory": 1.0, "attention": 0.0}
+            terms["recompute"] = sum(
+                (part[5] if len(part) > 4 else again[part[0]]) * part[2] for part in parts
+            )
+            terms["tensor"] += shown * forward / 2
         else:
             terms["recompute"] = sum(part[2] for part in parts if part[1] in job.recompute)
             if "core_attn" in job.recompute:
@@ -415,13 +453,19 @@ class _Step:
         job = self.job
         if job.frozen:
             return 0.0
-        return self.sharded_sum(self.sent() * weights) / self.overlap["sharded_network"]
+        return self.sharded_sum(self.reduced * weights) / self.overlap["sharded_network"]
 
     def sharding(self, block: Block, device: float) -> float:
         """Return the time that ZeRO-3 communication adds to a layer whose kernels take `device`."""
         own = self.weights(block) / self.job.tp
         traffic = (2 if self.job.reshard else 1) * self.gather(own) + self.scatter(own)
         both = max(device, traffic) + self.overlap["fully_sharded"] * min(device, traffic)
+        job, copies = self.job, self.stack.get("copies")
+        if copies and job.dp * job.cp // job.replicas > 1:
+            moved = copies["value"]["gather"] * self.sent() * (2 if job.reshard else 1)
+            if not job.frozen:
+                moved += copies["value"]["gradient_bytes"]
+            both += self.device.moving(own * moved, launches=0)
         return both - device
 
     # ----------------------------------------------------------------------------------------------
@@ -471,7 +515,7 @@ class _Step:
         if job.zero == 3 and (first or last):
             held = 2 * table if first and last and not job.tied else table
             moved = self.gather(held) + self.scatter(held)
-            terms["sharding"] += self.overlap["fully_sharded"] * moved
+            terms["sharding"] += moved
         waited = terms.pop("waited")
         if job.offloaded_weights:
             layers = sum(number * self.weights(block) for block, number in blocks)
@@ -481,7 +525,7 @@ class _Step:
         device = sum(terms.values())
         largest = max(device, waited)
         ratio = min(device, waited) / largest
-        terms["host"] = largest * (1 + ratio**6) ** (1 / 6) - device
+        terms["host"] = largest * (1 + ratio**3) ** (1 / 3) - device
         terms["transfer"] = self.transfer()
         return terms, weights
 
@@ -497,7 +541,7 @@ class _Step:
         kept = self.tokens * h / (job.tp if job.sequence_parallel else 1)
         memory = self.embedding(table) + sum(self.elementwise("norm", 2 * kept))
         cast = 0.0
-        moved = self.stack["cast"]["value"]["bytes"] if WIDTHS[job.precision] < 2 else 0
+        moved = self.cast_bytes if WIDTHS[job.precision] < 2 else 0
         if moved:
             for side in (2 * h, h / job.tp):
                 cast += self.device.moving(self.tokens * side * moved)
@@ -519,10 +563,13 @@ class _Step:
         loss = self.bytes["cross_entropy"]["forward"], self.bytes["cross_entropy"]["backward"]
         memory = sum(self.device.moving(n * columns * b, "softmax", 3) for b in loss)
         memory += sum(self.elementwise("norm", n * h / (job.tp if job.sequence_parallel else 1)))
-        gemm = sum(self.linear(columns, h, self.plain()))
+        dtype = job.precision if job.low_precision_head else self.plain()
+        gemm, cast = sum(self.linear(columns, h, dtype)), 0.0
+        if WIDTHS[dtype] < 2 and self.cast_bytes:
+            cast = sum(self.device.moving(n * side * self.cast_bytes) for side in (h, columns))
         sends = self.collective("allreduce", self.sent() * n * h, job.tp, 1)
         sends += 3 * self.collective("allreduce", 4 * n, job.tp, 1)
-        return {"gemm": gemm, "memory": memory, "tensor": sends}
+        return {"gemm": gemm, "cast": cast, "memory": memory, "tensor": sends}
 
     def transfer(self) -> float:
         """Return the seconds that stages wait for the messages of a micro-batch."""
@@ -600,7 +647,7 @@ class _Step:
         found["gradients"] = gradients
         once = 0.0
         moved = self.stack["cast"]["value"]["bytes"]
-        if moved and WIDTHS[job.precision] < 2:
+        if moved and WIDTHS[job.precision] < 2 and not job.frozen:
             for block, number in split[worst]:
                 held = self.weights(block) / job.tp
                 once += number * self.device.moving(held * moved)
