@@ -115,7 +115,9 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     ),
     "BigScience": _Source(stack="megatron-2021", zero=1, site={"a100-80gb": "jean-zay-a100"}),
     "vTrain": _Source(
-        site={"a100-80gb": "vtrain-a100", "a100-40gb": "vtrain-a100"}, stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}
+        site={"a100-80gb": "vtrain-a100", "a100-40gb": "vtrain-a100"},
+        stack="megatron-2021",
+        taken={"sharded_optimizer": "0", "vpp": "1"},
     ),
     "MosaicML": _Source(
         stack="composer-fsdp", module="torchtitan", site={"h100-80gb": "mosaicml-h100"}
@@ -486,8 +488,6 @@ def _run(
                 graphs=said.graphs,
                 loss="native",
                 fused_rotary=source.fused_rotary,
-                # the providers of GPT-OSS switch it off (recipes/gpt_oss of Megatron-Bridge)
-                fused_residual=not cells["model"].lower().startswith("gpt"),
             ),
             experts=ExpertKernels(
                 dispatcher="flex" if said.fused_dispatcher else source.dispatcher,

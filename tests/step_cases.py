@@ -156,7 +156,6 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         attention_kernel=kernel,
         torch_layers=draw.random() < 0.4,
         fused_rotary=draw.random() < 0.7,
-        fused_residual=draw.random() < 0.7,
         low_precision_head=draw.random() < 0.3,
         **_context(draw, cp),
         graphs=draw.choice(("none", "none", "partial", "full")),

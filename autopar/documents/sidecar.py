@@ -416,6 +416,7 @@ REPLACES = "replaces"
 _LATER = (
     *("qk_norms", "shared_expert_width", "shared_expert_gate", "router_biases", "latent", "window"),
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
+    *("clamped_activation", "expert_groups", "groups_per_token"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Fields of later releases, omitted from a digest if they have their default value."""
@@ -428,7 +429,7 @@ def describe_model(spec: ModelSpec) -> str:
     """
     fields = to_builtins(spec)
     # Neither the name nor the base of rotary positions changes the measurement.
-    for key in ("name", "rotary_base", "rotary_scaling_factor"):
+    for key in ("name", "rotary_base", "rotary_scaling_factor", "yarn_positions"):
         fields.pop(key)
     for key in ("mtp_layers", "interleaved"):
         # Files older than these fields do not contain them.

@@ -122,6 +122,8 @@ def read_rotary(
         return unknown
     found: dict[str, float | None] = {"rotary_base": float(given)}
     kind = section.get("rope_type", section.get("type", "default"))
+    if kind == "yarn":
+        unknown["yarn_positions"] = True
     if any(part not in (None, 1) for part in (*shares, section.get("partial_rotary_factor"))):
         return unknown
     # Objects inside the section are separate positions for each kind of layers.

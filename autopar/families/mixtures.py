@@ -56,7 +56,7 @@ class _GptOss(_Mixtral):
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         layer = super().layer(path, place)
-        return replace(layer, router_biases=True, attention_sinks=True)
+        return replace(layer, router_biases=True, attention_sinks=True, clamped_activation=True)
 
     def biases(self, path: Path) -> tuple[bool, bool]:
         # Experts have biases like attention, and no key of the file sets them.
@@ -229,6 +229,17 @@ class _DeepseekV2(_Deepseek):
 class _DeepseekV3(_Deepseek):
     dense = 3
     shared = 1
+
+    n_group: Whole | None = None
+    topk_group: Whole | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        if layer.num_experts is None:
+            return layer
+        groups = self.n_group or 1
+        chosen = min(self.topk_group or groups, groups)
+        return replace(layer, expert_groups=groups, groups_per_token=chosen)
 
 
 class _Glm4Moe(_Behind):

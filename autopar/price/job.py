@@ -99,7 +99,6 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         low_precision_attention=precision.fp8_attention,
         low_precision_head=precision.fp8_head,
         fused_rotary=runtime.kernels.fused_rotary,
-        fused_residual=runtime.kernels.fused_residual,
         fused_experts=mixed and experts.fused_mlp,
         skew=skew if not mixed or experts.skew is None else experts.skew,
         optimizer=optimizer.kind != "none",

@@ -16,6 +16,7 @@ from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of, warmup_chunks
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.rates.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
+from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.layer import (
     LayerTimes,
     embedding_times,
@@ -25,7 +26,6 @@ from autopar.rates.layer import (
     mtp_times,
     tensor_parallel_comm,
 )
-from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import (
     ReplicaGroup,
@@ -424,8 +424,13 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         visible += tied
     terms["gradients"] = visible
     # frozen weights keep their values, and are quantised once before the first step
-    once = 0.0 if job.frozen else sum(
-        block.number * known.times(_own(job, block), block).weight_cast_s for block in held[longest]
+    once = (
+        0.0
+        if job.frozen
+        else sum(
+            block.number * known.times(_own(job, block), block).weight_cast_s
+            for block in held[longest]
+        )
     )
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)

@@ -130,7 +130,9 @@ def layer_kernels(
         mixture, biases = block.mlp, block.biases
         yield from expert_parts(machine, job, block.hidden, mixture, split, biases=biases)
     elements = split.outside * block.hidden
-    summed = "residual" if job.fused_residual else "plain_residual"
+    # Grouped experts with biases refuse the fused kernel (Megatron-Core d7288711, moe/experts.py).
+    grouped = block.biases and isinstance(block.mlp, Experts)
+    summed = "plain_residual" if grouped else "residual"
     for index in range(max(block.norms, block.sums)):
         if index < block.norms:
             yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)

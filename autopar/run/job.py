@@ -139,8 +139,6 @@ class Job(Record):
     """True if the head runs in the low precision of the layers."""
     fused_rotary: bool = True
     """True if rotary positions are applied by one kernel."""
-    fused_residual: bool = True
-    """True if bias, dropout and residual sum are one kernel."""
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs of parts of layers, or of the whole iteration."""
     fused_experts: bool = False

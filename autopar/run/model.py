@@ -102,6 +102,11 @@ class LayerSpec(Record):
     whole_every: _SizeOrZero = 0
     """Period of full-attention layers among sliding-window layers of this type; 0 if all have the
     window."""
+    clamped_activation: bool = False
+    """True if the inputs of the activation of experts are clamped (`swiglu_limit`)."""
+    expert_groups: _Size = 1
+    """Number of groups of experts; a token goes to experts of `groups_per_token` of them."""
+    groups_per_token: _Size = 1
     attention_sinks: bool = False
     """True if the softmax of every head includes one trained score (attention sink)."""
     wide_qk_norms: bool = False
@@ -134,6 +139,8 @@ class ModelSpec(Record):
     rotary_scaling_factor: _Ratio | None = None
     """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling.
     Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
+    yarn_positions: bool = False
+    """True if YaRN stretches the rotary positions."""
     make_vocab_size_divisible_by: _Size = 128
     extra_embedding_parameters: _Parameters = 0
     """Parameters before the first layer in addition to token and position embeddings, such as token

@@ -141,6 +141,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         causal=layer.causal,
         rotary_share=1.0 if rotary else 0.0,
         head_norms=("all" if layer.wide_qk_norms else "head") if layer.qk_norms else "none",
+        yarn=spec.yarn_positions and latent is None,
         sinks=layer.attention_sinks,
         qkv_biases=layer.biases or layer.qkv_biases,
         latent=None
@@ -162,6 +163,9 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             shared_width=layer.shared_expert_width,
             shared_gate=layer.shared_expert_gate,
             router_biases=layer.router_biases,
+            clamped=layer.clamped_activation,
+            groups=layer.expert_groups,
+            groups_per_token=layer.groups_per_token,
         )
     own_length = layer.seq_length != spec.layers[-1].seq_length
     return Layer(

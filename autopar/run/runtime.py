@@ -249,8 +249,6 @@ class Kernels(Record):
     fused_gate: bool = True
     fused_rotary: bool = True
     fused_norms: bool = True
-    fused_residual: bool = True
-    """True if bias, dropout and residual sum are one kernel; affects time only."""
     fused_accumulation: bool = True
     """True if the GEMM kernel adds weight gradients to their buffer."""
     repeated_heads: bool = False

@@ -50,6 +50,7 @@ _PHRASES: Mapping[str, str] = {
     "optimizer.master_bytes": "bytes of an fp32 weight",
     "optimizer.fused": "a fused update of Adam",
     "precision.fp8_attention": "scores of 8 bits",
+    "precision.fp8_head": "a head in 8 bits",
     "precision.fp8_recipe": "the fp8 recipe",
     "kernels.attention": "the kernel of attention",
     "allocator.cublas": "CUBLAS_WORKSPACE_CONFIG",
@@ -257,6 +258,7 @@ def _precision(precision: Precision) -> Precision:
         fp8_weights=precision.fp8 and precision.fp8_weights,
         fp8_recipe=precision.fp8_recipe if precision.fp8 else "delayed",
         fp8_attention=precision.fp8 and precision.fp8_attention,
+        fp8_head=precision.fp8 and precision.fp8_head,
         gradients_bf16=precision.gradients_bf16 and precision.kind == "bf16",
         gradients_fp32=precision.gradients_fp32 and precision.kind == "fp16",
     )

@@ -298,7 +298,8 @@ def write(cases: Path, out: Path) -> dict[str, int]:
     # without the names of the recipes: what they set is all that is read
     for name, original in SETTINGS.items():
         lines = (cases / f"{original}.jsonl").read_text(encoding="utf-8").splitlines()
-        kept = [{key: entry[key] for key in ("row", "settings")} for entry in map(json.loads, lines)]
+        entries = map(json.loads, lines)
+        kept = [{key: entry[key] for key in ("row", "settings")} for entry in entries]
         contents[f"{name}.jsonl.gz"] = _compressed("".join(f"{json.dumps(k)}\n" for k in kept))
     contents[f"{MEMORY}.csv.gz"] = _compressed(goldens.written(goldens.golden_rows(cases)))
     out.mkdir(parents=True, exist_ok=True)

@@ -338,9 +338,7 @@ class _Step:
         kept = n * h / (t if job.sequence_parallel else 1)
         for _ in range(2):
             found.append(("memory", "layernorm", *self.elementwise("norm", kept)))
-            plain = not job.fused_residual and "plain_residual" in self.bytes
-            residual = self.elementwise("plain_residual" if plain else "residual", kept)
-            found.append(("memory", "residual", *residual))
+            found.append(("memory", "residual", *self.elementwise("residual", kept)))
         return found
 
     def tensor(self, block: Block) -> tuple[float, float, int]:

@@ -108,9 +108,7 @@ def expert_parts(
             gated=mlp.gated,
         )
         if mlp.clamped:
-            yield element_part(
-                machine, job, "experts clamp", "moe_act", "clamp", copies * first
-            )
+            yield element_part(machine, job, "experts clamp", "moe_act", "clamp", copies * first)
     if biases:
         outputs = copies * (inner + first) if job.fused_experts else copies * inner
         operation = "fused_expert_bias" if job.fused_experts else "expert_bias"

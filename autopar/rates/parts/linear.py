@@ -74,9 +74,7 @@ def linear_parts(
     times = LinearTimes(*(sum(parts) for parts in zip(*each, strict=True)))
     if apart:
         per_op = as_number(sum(one.forward_s for one in each[1::2]) / times.forward_s)
-    yield product_part(
-        machine, job, name, module, times, outputs * inputs, dtype, per_op=per_op
-    )
+    yield product_part(machine, job, name, module, times, outputs * inputs, dtype, per_op=per_op)
     yield from cast_parts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
     if beside:
         yield from dequantised_parts(machine, job, name, module, outputs * inputs)

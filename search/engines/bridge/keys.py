@@ -43,6 +43,9 @@ VALUES: Mapping[str, str] = {
     "train.train_iters": "train-iters",
     "train.train_samples": "train-samples",
     "optimizer.optimizer": "optimizer",
+    "model.moe_router_num_groups": "moe-router-num-groups",
+    "model.moe_router_group_topk": "moe-router-group-topk",
+    "model.activation_func_clamp_value": "activation-func-clamp-value",
     "ddp.num_distributed_optimizer_instances": "num-distributed-optimizer-instances",
     "mixed_precision.fp8": "fp8-format",
     "mixed_precision.fp4": "fp4-format",
@@ -63,6 +66,7 @@ WHERE_TRUE: Mapping[str, str] = {
             "fine_grained_activation_offloading", "deterministic_mode", "mtp_use_repeated_layer",
             "is_hybrid_model", "distribute_saved_activations", "cpu_offloading_weights",
             "overlap_moe_expert_parallel_comm", "use_transformer_engine_op_fuser",
+            "fp8_output_proj",
         )
     },
     "model.gated_linear_unit": "swiglu",
@@ -165,14 +169,14 @@ HARMLESS_KEYS = re.compile(
     model\.(.*init_method.*|rotary_(base|interleaved|scaling_factor)|rope_scaling.*|yarn_.*|
           scale_factor|low_freq_factor|high_freq_factor|old_context_len|layernorm_epsilon|
           layernorm_zero_centered_gamma|moe_(aux_loss_coeff|z_loss_coeff|router_(load_balancing_type|
-          bias_update_rate|group_topk|num_groups|topk_scaling_factor|padding_for_.*|
+          bias_update_rate|topk_scaling_factor|padding_for_.*|
           topk_limited_devices|force_biased)|per_layer_logging|token_drop_policy|token_dropping|
           hybridep_num_sms|deepep_num_sms|input_jitter_eps|enable_.*)|mtp_loss_scaling_factor|
           seq_len_interpolation_factor|calculate_per_token_loss|fp16_lm_cross_entropy|softmax_.*|
           attention_softmax_in_fp32|apply_query_key_layer_scaling|perform_initialization|
           params_dtype|pipeline_dtype|autocast_.*|enable_autocast|bf16|fp16|fp8.*|fp4.*|
           hf_model_id|generation_config|transformer_layer_spec|restore_modelopt_state|timers|
-          .*_func|activation_func_clamp_value|glu_linear_offset|cuda_graph_(warmup_steps|
+          .*_func|glu_linear_offset|cuda_graph_(warmup_steps|
           use_single_mempool|retain_backward_graph)|use_te_rng_tracker|tp_comm_.*|tp_only_amax_red|
           overlap_p2p_comm.*|batch_p2p_.*|deallocate_pipeline_outputs|barrier_with_L1_time|
           config_logger_dir|parallel_output|scatter_embedding_sequence_parallel|

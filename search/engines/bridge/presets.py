@@ -42,6 +42,7 @@ class Preset(Record):
     layout: str | None
     fused_mlp: bool
     fp8_attention: bool
+    fp8_head: bool
 
 
 _TABLE = """
@@ -112,26 +113,26 @@ deepseek_v3  b200        bf16,fp8_cs        v2     256 4096     1  1 16 1 -  8 1
 deepseek_v3  b200        fp8_mx             v2     256 4096     1  1  8 1 2 32 1  ep=deepep a2a rm=mla_up_proj,mlp lay=Et*4|(t*4|)*14tmL cg=transformer_engine:attn,moe_router,moe_preprocess
 deepseek_v3  b200        nvfp4              v2     256 4096     1  1  8 1 2 32 1  ep=deepep a2a rm=mla_up_proj,layernorm,moe_act lay=Et*4|(t*4|)*14tmL cg=none:
 deepseek_v3  b300        bf16,fp8_cs        v1,v2  256 2048,4096 1 1  8 1 2  8 1  ep=hybridep rm=mla_up_proj cg=transformer_engine:attn,moe_router,moe_preprocess
-deepseek_v3  b300        fp8_mx             v1,v2  256 2048,4096 1 1  8 1 2  8 1  ep=hybridep a2a rm=mla_up_proj cg=full_iteration: fused fp8attn
+deepseek_v3  b300        fp8_mx             v1,v2  256 2048,4096 1 1  8 1 2  8 1  ep=hybridep a2a rm=mla_up_proj cg=full_iteration: fused fp8attn fp8head
 deepseek_v3  b300        nvfp4              v1,v2  256 2048,4096 2 1  8 1 2  8 1  ep=hybridep rm=mla_up_proj cg=transformer_engine:attn,moe_router,moe_preprocess
 deepseek_v3  gb200       bf16               v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep rm=mla_up_proj cg=transformer_engine:attn,moe_router,moe_preprocess
 deepseek_v3  gb200       fp8_cs             v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep rm=mlp cg=transformer_engine:attn,moe_router,moe_preprocess
-deepseek_v3  gb200       fp8_mx             v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep a2a rm=mla_up_proj cg=full_iteration: fused
+deepseek_v3  gb200       fp8_mx             v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep a2a rm=mla_up_proj cg=full_iteration: fused fp8head
 deepseek_v3  gb200       nvfp4              v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep rm=mla_up_proj cg=full_iteration: fused
 deepseek_v3  gb300       bf16               v1,v2  256 2048,4096 1 1  4 1 4 64 1  ep=hybridep rm=moe_act cg=transformer_engine:attn,moe_router,moe_preprocess
 deepseek_v3  gb300       fp8_cs             v1,v2  256 2048,4096 2 1  2 1 8 32 1  ep=hybridep rm=mla_up_proj lay=Et*4|(t*4|)*14tmL
-deepseek_v3  gb300       fp8_mx             v1,v2  256 2048,4096 1 1  2 1 8 32 1  ep=hybridep a2a rm= lay=Et*4|(t*4|)*14tmL cg=full_iteration: fused fp8attn
+deepseek_v3  gb300       fp8_mx             v1,v2  256 2048,4096 1 1  2 1 8 32 1  ep=hybridep a2a rm= lay=Et*4|(t*4|)*14tmL cg=full_iteration: fused fp8attn fp8head
 deepseek_v3  gb300       nvfp4              v1,v2  256 2048,4096 1 1  2 1 8 32 1  ep=hybridep rm= lay=Et*4|(t*4|)*14tmL cg=full_iteration: fused
 gpt_oss_120b h100        bf16,fp8_cs        v1,v2  64  512,1280 1  1  4 1 -  8 1  rm=layernorm,moe_act
 gpt_oss_120b gb200,b200  bf16,fp8_mx        v1     64  512      4  1  1 1 - 64 1  rm=layernorm,moe_act
 gpt_oss_120b gb300,b300  bf16,fp8_mx        v1     64  512      4  1  1 1 - 64 1  cg=transformer_engine:attn,moe_router,moe_preprocess
 gpt_oss_120b gb200       bf16               v2     64  1280     4  1  1 1 - 64 1  a2a rm=layernorm,moe_act
-gpt_oss_120b gb200       fp8_mx             v2     64  1280     4  1  1 1 - 64 1  ep=hybridep a2a rm= cg=full_iteration: fused fp8attn
+gpt_oss_120b gb200       fp8_mx             v2     64  1280     4  1  1 1 - 64 1  ep=hybridep a2a rm= cg=full_iteration: fused fp8attn fp8head
 gpt_oss_120b b200        bf16,fp8_mx        v2     64  1280     4  1  1 1 -  8 1  rm=layernorm,moe_act
 gpt_oss_120b gb300       bf16               v2     64  1280     4  1  1 1 - 64 1  cg=transformer_engine:attn,moe_router,moe_preprocess
-gpt_oss_120b gb300       fp8_mx             v2     64  1280     4  1  1 1 - 16 1  ep=hybridep a2a rm= cg=full_iteration: fused fp8attn
+gpt_oss_120b gb300       fp8_mx             v2     64  1280     4  1  1 1 - 16 1  ep=hybridep a2a rm= cg=full_iteration: fused fp8attn fp8head
 gpt_oss_120b b300        bf16               v2     64  1280     4  1  1 1 -  8 1  ep=hybridep cg=transformer_engine:attn,moe_router,moe_preprocess
-gpt_oss_120b b300        fp8_mx             v2     64  1280     4  1  1 1 -  8 1  ep=hybridep a2a rm= fused fp8attn cg=transformer_engine:attn,moe_router,moe_preprocess
+gpt_oss_120b b300        fp8_mx             v2     64  1280     4  1  1 1 -  8 1  ep=hybridep a2a rm= fused fp8attn cg=transformer_engine:attn,moe_router,moe_preprocess fp8head
 """  # noqa: E501
 """Columns: model, devices, precisions, variants, GPUs, global batch size, micro-batch size, tp, pp,
 cp, virtual pipeline size, ep, etp. `-` means not set. A row of several variants may list one global
@@ -199,4 +200,5 @@ def _preset(variant: str, batch: int, cells: list[str]) -> Preset:
         layout=more.get("lay"),
         fused_mlp="fused" in more,
         fp8_attention="fp8attn" in more,
+        fp8_head="fp8head" in more,
     )

@@ -510,6 +510,8 @@ def _of_preset(preset: Preset) -> Settings:
         settings["model.use_transformer_engine_op_fuser"] = True
     if preset.fp8_attention:
         settings["mixed_precision.fp8_dot_product_attention"] = True
+    if preset.fp8_head:
+        settings["model.fp8_output_proj"] = True
     return settings
 
 

@@ -114,7 +114,8 @@ def _model(run: Run, recipe: Recipe) -> Settings:
         "model.kv_channels": attention.width,
         "model.normalization": "RMSNorm" if layer.norm == "rms" else "LayerNorm",
         "model.position_embedding_type": {
-            "learned": "learned_absolute", "rotary": "rope", "none": "none"
+            "learned": "learned_absolute", "none": "none",
+            "rotary": "yarn" if attention.yarn else "rope",
         }[model.positions],
         "model.rotary_percent": attention.rotary_share if model.positions == "rotary" else 1.0,
         "model.attention_dropout": attention.dropout,
@@ -170,6 +171,9 @@ def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
         "model.moe_router_topk": experts.per_token,
         "model.moe_ffn_hidden_size": experts.width,
         "model.moe_shared_expert_intermediate_size": experts.shared_width or None,
+        "model.moe_router_num_groups": experts.groups if experts.groups > 1 else None,
+        "model.moe_router_group_topk": experts.groups_per_token if experts.groups > 1 else None,
+        "model.activation_func_clamp_value": 7.0 if experts.clamped else None,
         "model.moe_layer_freq": 1 if all(mixtures) else [int(kind) for kind in mixtures],
         "model.moe_token_dispatcher_type": kernels.dispatcher,
         "model.moe_flex_dispatcher_backend": megatron.flex_backend(run) if flex else None,
@@ -305,6 +309,7 @@ def _precision(run: Run) -> Settings:
         "mixed_precision.fp4_param_gather": precision.fp4_weights or None,
         "mixed_precision.grad_reduce_in_fp32": precision.gradient_bytes == 4,
         "mixed_precision.fp8_dot_product_attention": precision.fp8_attention or None,
+        "model.fp8_output_proj": precision.fp8_head or None,
     }
     for name, fields in PRECISIONS.items():
         own = fields.get("fp8_recipe") if "fp8" in fields else None
@@ -397,6 +402,7 @@ _SIZES = frozenset({
         "window_attn_skip_freq", "multi_latent_attention", "q_lora_rank", "kv_lora_rank",
         "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "num_moe_experts", "moe_router_topk",
         "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq",
+        "moe_router_num_groups", "moe_router_group_topk", "activation_func_clamp_value",
     )
 })  # fmt: skip
 """Keys of model sizes, which recipes read from the Hugging Face configuration of the model."""

@@ -47,17 +47,10 @@ _DEEPSEEK_ROUTER: Mapping[str, Any] = {
     "moe_router_enable_expert_bias": True,
 }
 _BESIDE: Mapping[str, Mapping[str, Any]] = {
-    "deepseek_v3": {
-        **_DEEPSEEK_ROUTER,
-        "moe_router_num_groups": 8,
-        "moe_router_group_topk": 4,
-        "moe_router_topk_scaling_factor": 2.5,
-    },
+    "deepseek_v3": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
     "kimi_k2": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.827},
-    "gpt_oss_20b": {"position_embedding_type": "yarn"},
-    "gpt_oss_120b": {"position_embedding_type": "yarn"},
 }
-"""Router and position fields from `config.json` that `models/` does not contain, by name."""
+"""Router fields from `config.json` that `models/` does not contain, by name."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -141,6 +134,8 @@ def _of_model(model: Model) -> Sizes:
         add_qkv_bias=attention.qkv_biases and not biases,
         qk_layernorm=attention.head_norms != "none",
     )
+    if attention.yarn:
+        found["position_embedding_type"] = "yarn"
     if model.mtp:
         found["mtp_num_layers"] = model.mtp
     if window is not None:
@@ -162,6 +157,11 @@ def _of_model(model: Model) -> Sizes:
             "moe_router_topk": experts.per_token,
             "moe_ffn_hidden_size": experts.width,
         }
+        if experts.groups > 1:
+            found["moe_router_num_groups"] = experts.groups
+            found["moe_router_group_topk"] = experts.groups_per_token
+        if experts.clamped:
+            found["activation_func_clamp_value"] = 7.0
         if experts.shared_width:
             found["moe_shared_expert_intermediate_size"] = experts.shared_width
         if not all(model.mixtures):

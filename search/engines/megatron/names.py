@@ -154,9 +154,9 @@ _HARMLESS: dict[str, str] = {
         apply-layernorm-1p apply-query-key-layer-scaling norm-epsilon rotary-base
         rotary-interleaved rotary-seq-len-interpolation-factor rotary-scaling-factor
         use-rope-scaling rope-scaling-factor mscale mscale-all-dim attention-softmax-in-fp32
-        activation-func-clamp-value glu-linear-offset
+        glu-linear-offset
         disable-bf16-reduced-precision-matmul
-        moe-router-load-balancing-type moe-router-group-topk moe-router-num-groups
+        moe-router-load-balancing-type
         moe-router-pre-softmax moe-router-score-function moe-router-topk-scaling-factor
         moe-router-enable-expert-bias moe-router-dtype moe-token-drop-policy fp8-margin
         fp8-interval fp8-amax-history-len fp8-amax-compute-algo qk-clip-alpha qk-clip-threshold
@@ -331,6 +331,7 @@ _EFFECTIVE: dict[str, str] = {
     "experts": """
         num-experts moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size
         moe-shared-expert-overlap moe-grouped-gemm
+        activation-func-clamp-value moe-router-group-topk moe-router-num-groups fp8-output-proj
         moe-use-legacy-grouped-gemm moe-router-topk moe-router-topk-limited-devices
         moe-router-fusion moe-router-force-load-balancing
         moe-token-dispatcher-type moe-enable-deepep

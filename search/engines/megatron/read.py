@@ -426,6 +426,7 @@ def precision_of(words: LaunchArguments) -> Precision:
         fp8=fp8,
         fp8_weights=words.has("fp8-param-gather"),
         fp8_recipe=cast(Any, recipe),
+        fp8_head=words.has("fp8-output-proj"),
         fp4=words.has("fp4-format"),
         fp4_weights=words.has("fp4-param-gather") and words.has("fp4-format"),
         gradients_bf16=words.has("grad-reduce-in-bf16"),

@@ -52,7 +52,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
     positions: Positions = "rotary"
     if kind in ("learned_absolute", "none"):
         positions = "learned" if kind == "learned_absolute" else "none"
-    attention, whole_every = _attention(words, hidden, positions)
+    attention, whole_every = _attention(words, hidden, positions, yarn=kind == "yarn")
     layer = Layer(
         hidden=hidden,
         mixers=(attention,),
@@ -76,7 +76,9 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
     )
 
 
-def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tuple[Attention, int]:
+def _attention(
+    words: LaunchArguments, hidden: int, positions: Positions, *, yarn: bool
+) -> tuple[Attention, int]:
     """Return (attention, n if every n-th layer has full attention, else 0)."""
     heads = words.number("num-attention-heads")
     groups = heads
@@ -102,6 +104,7 @@ def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tup
         value_width=value_width,
         window=window,
         rotary_share=share if positions == "rotary" else 0.0,
+        yarn=yarn and latent is None,
         head_norms="head" if words.has("qk-layernorm") else "none",
         qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
         dropout=words.real("attention-dropout", 0.1),
@@ -141,6 +144,9 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         width=words.number("moe-ffn-hidden-size", ffn),
         gated=gated,
         shared_width=words.number("moe-shared-expert-intermediate-size", 0),
+        clamped=words.has("activation-func-clamp-value"),
+        groups=(groups := words.number("moe-router-num-groups", 1)),
+        groups_per_token=min(words.number("moe-router-group-topk", groups), groups),
     )
 
 

@@ -158,7 +158,7 @@ def _positions(run: Run, place: ExportTarget) -> Iterator[Argument]:
         kind = "learned_absolute" if model.positions == "learned" else "none"
         yield _one("position-embedding-type", kind)
         return
-    yield _one("position-embedding-type", "rope")
+    yield _one("position-embedding-type", "yarn" if model.attention.yarn else "rope")
     spec = spec_of(place, model)
     base = None if spec is None else spec.rotary_base
     # `--rotary-base` is an int in argparse, which rejects other numbers.
@@ -224,8 +224,6 @@ def flex_backend(run: Run) -> str:
 _ROUTER: Mapping[str, str] = {
     "moe_router_score_function": "moe-router-score-function",
     "moe_router_enable_expert_bias": "moe-router-enable-expert-bias",
-    "moe_router_num_groups": "moe-router-num-groups",
-    "moe_router_group_topk": "moe-router-group-topk",
     "moe_router_topk_scaling_factor": "moe-router-topk-scaling-factor",
     "moe_router_pre_softmax": "moe-router-pre-softmax",
 }
@@ -241,6 +239,11 @@ def _router(place: ExportTarget, experts: Experts) -> Iterator[Argument]:
             yield (flag, ())
         elif value not in (None, False):
             yield _one(flag, value)
+    if experts.groups > 1:
+        yield _one("moe-router-num-groups", experts.groups)
+        yield _one("moe-router-group-topk", experts.groups_per_token)
+    if experts.clamped:
+        yield _one("activation-func-clamp-value", 7.0)
     softmax = sizes.get("moe_router_score_function", "softmax") == "softmax"
     if experts.per_token == 1 and softmax and not sizes.get("moe_router_pre_softmax"):
         # A softmax over a single selected score is always 1.
@@ -295,7 +298,9 @@ def _precision(run: Run) -> Iterator[Argument]:
     if precision.fp8:
         yield _one("fp8-format", _FP8_FORMATS.get(precision.fp8_recipe, "hybrid"))
         yield _one("fp8-recipe", precision.fp8_recipe)
-        yield from _where(("fp8-param-gather", precision.fp8_weights))
+        yield from _where(
+            ("fp8-param-gather", precision.fp8_weights), ("fp8-output-proj", precision.fp8_head)
+        )
     if precision.fp4:
         # nvfp4 has one scale per 16 elements.
         yield _one("fp4-format", "e2m1")
