@@ -22,7 +22,7 @@ from autopar.rates.parts.operations import Machine
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts
-from benchmarks.ledger import group_of, read_runs
+from benchmarks.ledger import doubt_of, group_of, read_runs
 from benchmarks.ledger_rows import Run, UnusableError, run_of
 
 __all__ = [
@@ -420,7 +420,8 @@ def load_entries(*, use_site: bool = True) -> list[Entry]:
             run = run_of(row, settings.get(line, {}), use_site=use_site)
         except UnusableError:
             continue
-        found.append(Entry(line, group_of(row), row, run))
+        if doubt_of(row) is None:
+            found.append(Entry(line, group_of(row), row, run))
     return found
 
 

@@ -9,7 +9,7 @@ bytes per element, the shape of the formulas, GEMM surfaces.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine
 from autopar.records import replace
-from benchmarks.ledger import classes_of, statistics_of
+from benchmarks.ledger import Compared, Priced, Refused, classes_of, statistics_of
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -34,7 +34,7 @@ from benchmarks.ledger_constants import (
 )
 from benchmarks.ledger_rows import Run
 
-__all__ = ["LEFT_OUT", "Case", "leave_out_each"]
+__all__ = ["LEFT_OUT", "Case", "leave_out_each", "left_out_rows"]
 
 LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "BLOOM": ("BLOOM",),
@@ -45,7 +45,10 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "Megatron-Bridge mixtures": ("Megatron-Bridge mixtures",),
     "NeMo": ("NeMo",),
     "SimuMax": ("SimuMax dense", "SimuMax context", "SimuMax mixtures"),
-    "torchtitan": ("torchtitan",),
+    "torchtitan": ("torchtitan", "torchao", "torchao eager", "torchtitan GB200"),
+    "NeMo benchmarks": ("NeMo benchmarks dense",),
+    "MLPerf 5.1": ("MLPerf 5.1 dense",),
+    "Megatron-Bridge cards": ("Megatron-Bridge cards",),
     "Megatron-MoE-ModelZoo": ("Megatron-MoE-ModelZoo",),
 }
 """Groups of the ledger that are one source."""
@@ -80,6 +83,8 @@ class Case(NamedTuple):
     """Errors in the format of `statistics_of`."""
     mape_with: float
     """Mean absolute error of the same rows with the shipped constants and sites."""
+    rows: tuple[tuple[int, Estimated], ...] = ()
+    """The rows with their line numbers, as on an unknown cluster."""
 
 
 def leave_out_each() -> Iterator[Case]:
@@ -100,7 +105,8 @@ def leave_out_each() -> Iterator[Case]:
         mape = float(np.mean(np.abs(shipped)))
         without = [unknown[entry.line] for entry in rows]
         exact = [_estimated(e.run, put(e.run, values)) for e in without]
-        yield Case(name, _statistics(exact, accuracy), mape)
+        lines = tuple((e.line, row) for e, row in zip(without, exact, strict=True))
+        yield Case(name, _statistics(exact, accuracy), mape, lines)
         if name == "BLOOM":
             # datasheet figures are no fit: its nodes have four adapters of 100 Gb/s
             machines = [replace(put(e.run, values), factors=SiteFactors()) for e in rows]
@@ -113,6 +119,25 @@ def leave_out_each() -> Iterator[Case]:
             yield Case(
                 f"{name}, two factors of its network from 3 runs", _statistics(few, accuracy), mape
             )
+
+
+def left_out_rows(entries: Iterable[Priced | Refused]) -> list[Compared]:
+    """Return the priced rows with errors of constants that were fitted without their source.
+
+    Rows of sources that no fit uses, and rows of a known site, keep the errors of the shipped
+    constants. A row of a known site counts again, as on an unknown cluster.
+    """
+    found: list[Compared] = []
+    fitted = {line: row for case in leave_out_each() for line, row in case.rows}
+    for entry in entries:
+        if isinstance(entry, Refused):
+            continue
+        own = fitted.get(entry.line)
+        if own is None or entry.run.site_known:
+            found.append(entry)
+        if own is not None:
+            found.append(own._replace(group=entry.group))
+    return found
 
 
 def _range(shipped: float, neutral: float, width: float) -> tuple[float, float]:

@@ -153,6 +153,7 @@ def assess(
     runs = target.accuracy.of(
         target.machine.stack.name,
         experts=run.model.experts is not None,
+        adapters=run.runtime.adapters is not None,
         site_known=target.site_known,
     )
     flop, precision = hardware_flop(job), _fastest_precision(job, target.machine.card)

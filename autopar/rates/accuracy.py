@@ -2,7 +2,8 @@
 
 `python -m benchmarks.ledger --write` writes `hardware_configs/accuracy/published.json`. It contains
 the spread of measured over estimated time for every class of runs. A class is a software stack, MoE
-or dense models, and known or unknown site figures. The spread determines the interval of an
+or dense models, adapters or all weights trained, and known or unknown site figures. Errors are those
+of constants that were fitted without the source of the run. The spread determines the interval of an
 estimate and the probability that one of two plans is faster.
 """
 
@@ -47,6 +48,8 @@ class RunClass(Record):
 
     stack: str
     experts: bool
+    adapters: bool = False
+    """True if a frozen base is trained with adapters (LoRA)."""
     site_known: bool
     rows: _Count
     sources: _Count
@@ -82,14 +85,20 @@ class Accuracy(Record):
     classes: tuple[RunClass, ...]
     path: Path
 
-    def of(self, stack: str, *, experts: bool, site_known: bool) -> RunClass:
+    def of(
+        self, stack: str, *, experts: bool, site_known: bool, adapters: bool = False
+    ) -> RunClass:
         """Return the class of runs whose errors apply to a job.
 
         Classes of the same stack and the same use of experts are preferred, then classes with the
         same use of experts. Of several classes the one with the widest interval is returned. If it
         has fewer than three sources, it gets the widest interval of similar classes.
         """
-        same = [c for c in self.classes if c.stack == stack and c.experts == experts]
+        same = [
+            c
+            for c in self.classes
+            if c.stack == stack and c.experts == experts and c.adapters == adapters
+        ]
         exact = [c for c in same if c.site_known == site_known]
         # A known site never makes an estimate less certain.
         candidates = exact or (same if site_known else [c for c in same if not c.site_known])
@@ -108,7 +117,9 @@ def _width(entry: RunClass) -> float:
     return entry.high / entry.low
 
 
-def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
+def class_of_sources(
+    sources: Iterable[Source], *, experts: bool, adapters: bool = False
+) -> RunClass:
     """Return the class of runs whose errors apply to estimates made from `sources`.
 
     Sources of one stack give a class of that stack; without a stack, or with several, the widest
@@ -122,6 +133,7 @@ def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
     return _shipped().of(
         stacks[0] if len(stacks) == 1 else "",
         experts=experts,
+        adapters=adapters,
         site_known=site is not None and not site.estimated,
     )
 

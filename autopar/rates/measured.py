@@ -380,11 +380,11 @@ _HOST_POWER = 3.0
 
 
 def host_device_time_s(device_s: _Real, host_s: _Real) -> _Real:
-    """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
+    """Return the time of kernels that a host launches: (device^3 + host^3)^(1/3).
 
     Device and host work concurrently: the result is slightly above the longer of the two.
     """
-    # Divided by the longer first: seconds to the sixth power would underflow.
+    # Divided by the longer first: cubes of seconds would underflow.
     longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
     powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
     found: _Real = longest * powers ** (1.0 / _HOST_POWER)
