@@ -202,7 +202,7 @@ def _class_key(priced: Compared) -> tuple[str, bool, bool, bool]:
 def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return the errors of every class of runs, as `autopar.rates.accuracy` reads them.
 
-    Doubtful rows are left out.
+    Doubtful rows are left out, and so are classes of a single row, which has no spread.
     """
     by_class: dict[tuple[str, bool, bool, bool], list[Compared]] = defaultdict(list)
     for entry in priced:
@@ -210,6 +210,8 @@ def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
             by_class[_class_key(entry)].append(entry)
     found = []
     for (stack, experts, adapters, known), entries in sorted(by_class.items()):
+        if len(entries) == 1:
+            continue
         # rows of one source share a cluster and are weaker evidence for others: weighed as in the
         # fit, where a source counts as the square root of its rows
         of_source = Counter(entry.group for entry in entries)
@@ -446,7 +448,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "format": "autopar-accuracy",
             "version": 1,
             "source": "python -m benchmarks.ledger --write: published runs of tests/data",
-            "classes": classes_of(left_out_rows(entries)),
+            "classes": classes_of(
+                left_out_rows([entry for entry in entries if isinstance(entry, Priced)])
+            ),
         }
         write_json(ACCURACY, document)
     accuracy = load_accuracy()

@@ -21,7 +21,7 @@ from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine
 from autopar.records import replace
-from benchmarks.ledger import Compared, Priced, Refused, classes_of, statistics_of
+from benchmarks.ledger import Compared, Priced, classes_of, statistics_of
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -121,7 +121,7 @@ def leave_out_each() -> Iterator[Case]:
             )
 
 
-def left_out_rows(entries: Iterable[Priced | Refused]) -> list[Compared]:
+def left_out_rows(entries: Iterable[Priced]) -> list[Compared]:
     """Return the priced rows with errors of constants that were fitted without their source.
 
     Rows of sources that no fit uses, and rows of a known site, keep the errors of the shipped
@@ -130,8 +130,6 @@ def left_out_rows(entries: Iterable[Priced | Refused]) -> list[Compared]:
     found: list[Compared] = []
     fitted = {line: row for case in leave_out_each() for line, row in case.rows}
     for entry in entries:
-        if isinstance(entry, Refused):
-            continue
         own = fitted.get(entry.line)
         if own is None or entry.run.site_known:
             found.append(entry)

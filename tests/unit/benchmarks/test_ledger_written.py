@@ -17,7 +17,8 @@ pytestmark = pytest.mark.whole
 
 
 def test_rows_with_settings_have_the_ledgers_price_when_they_are_read_back() -> None:
-    """Of 134 rows 29 are hybrids, which no file says, and one breaks a rule of its engine."""
+    """Of 161 rows 31 are hybrids, which no file says; seven train adapters, which no Bridge file
+    of ours says; one breaks a rule of its engine, and one loses its overlap, as its export says."""
     rows, settings = read_runs()
     found = Counter[str]()
     for entry in price_rows([(line, row) for line, row in rows if line in settings], settings):
@@ -26,12 +27,15 @@ def test_rows_with_settings_have_the_ledgers_price_when_they_are_read_back() -> 
         each = 8 if run.strategy.gpus % 8 == 0 and machine.card.max_gpus_per_node >= 8 else 4
         place = ExportTarget(num_nodes=max(1, run.strategy.gpus // each), gpus_per_node=each)
         try:
-            back = written(run, engine="megatron-bridge", place=place).runs
+            export = written(run, engine="megatron-bridge", place=place)
         except InputError:
             hybrid = any(len(layer.mixers) != 1 for layer in run.model.kinds)
             found["hybrid" if hybrid else "refused"] += 1
             continue
-        seconds = step_time(machine, job_of_run(back)).total_s
+        if export.losses:
+            found["with losses"] += 1
+            continue
+        seconds = step_time(machine, job_of_run(export.runs)).total_s
         assert seconds == pytest.approx(entry.step.total_s, rel=1e-12), entry.line
         found["equal"] += 1
-    assert found == {"equal": 104, "hybrid": 29, "refused": 1}
+    assert found == {"equal": 121, "hybrid": 31, "refused": 8, "with losses": 1}

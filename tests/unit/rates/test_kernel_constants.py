@@ -121,18 +121,27 @@ def test_precisions_and_casts() -> None:
 
 
 def test_groups_and_clock() -> None:
-    """Groups cost their share, padding rounds rows up, and a slower clock only slows products."""
+    """Groups cost their share and a time each, padding rounds rows up, a slower clock slows."""
     card = kernels_of(load_card("h100"))
-    share = card.section.grouped_gemm["share"]
+    figure = card.section.grouped_gemm
+    share, groups_s = figure["share"], 8 * figure["group_s"]
     batched = float(gemm_s(card, 256, 4096, 4096, batch=8))
-    assert float(grouped_gemm_s(card, 256, 8, 4096, 4096)) == pytest.approx(batched / share)
+    grouped = float(grouped_gemm_s(card, 256, 8, 4096, 4096))
+    assert grouped == pytest.approx(batched / share + groups_s)
+    narrow = float(gemm_s(card, 256, 4096, 4096, batch=8, dtype="fp8", cast=False))
+    assert float(
+        grouped_gemm_s(card, 256, 8, 4096, 4096, dtype="fp8", cast=False)
+    ) == pytest.approx(narrow / figure["narrow_share"] + groups_s)
     assert float(grouped_gemm_s(card, 129, 8, 4096, 4096, pad=128)) == pytest.approx(
         float(grouped_gemm_s(card, 256, 8, 4096, 4096))
     )
     three = grouped_linear_s(card, 256, 8, 4096, 4096)
     assert float(three.forward_s) == pytest.approx(float(three.input_gradient_s))
     assert float(three.weight_gradient_s) > float(three.forward_s)
-    assert float(grouped_gemm_s(card, 256, 8, 4096, 4096, fused=True)) < batched / share
+    fused = card.section.fused_grouped_gemm["share"]
+    assert float(grouped_gemm_s(card, 256, 8, 4096, 4096, fused=True)) == pytest.approx(
+        batched / fused + groups_s
+    )
     slow, fast = (float(gemm_s(card, 8192, 8192, 8192, clock=clock)) for clock in (0.9, 1.0))
     assert fast < slow < fast / 0.88
 
@@ -228,7 +237,7 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
     assert "kernel times need it" in message(less)
     card["kernels"]["clock"]["_note"] = "measured again"
     file.write_text(json.dumps(card), encoding="utf-8")
-    assert kernels_of(load_card(str(file))).clock == 0.96
+    assert kernels_of(load_card(str(file))).clock == card["kernels"]["clock"]["value"]["share"]
 
 
 def table(path: Path, rows: list[dict[str, object]]) -> None:

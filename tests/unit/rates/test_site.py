@@ -202,9 +202,10 @@ def test_shipped_sites(name: str) -> None:
     assert site.name == name
     assert site.card is not None
     assert load_card(site.card).name == site.card
-    # vTrain's cluster is known by the nominal rate of its adapters alone
-    assert bool(site.known) == (name != "vtrain-a100")
-    assert site.source.estimated == (name == "vtrain-a100")
+    # some clusters are known by the nominal rate of their adapters alone
+    nominal = name in ("vtrain-a100", "ibm-a100", "ibm-h100", "nvidia-b300")
+    assert bool(site.known) == (not nominal)
+    assert site.source.estimated == nominal
     assert site.known or site.adapter_bytes_per_s is not None
     assert set(site.quality.values()) <= {"derived", "nominal"}
 

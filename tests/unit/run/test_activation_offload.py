@@ -71,7 +71,7 @@ def test_what_leaves_of_a_mixture(modules: tuple[str, ...], sizes: int) -> None:
 def test_odds_are_those_of_offloads_where_something_leaves() -> None:
     """A norm in front of attention does not."""
     assert kind_of(run("qkv_linear")) == "offloaded"
-    assert kind_of(run("attn_norm")) == "few runs"
+    assert kind_of(run("attn_norm")) == "experts"
 
 
 def test_a_dense_layer_has_fewer_modules() -> None:
