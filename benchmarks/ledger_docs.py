@@ -83,12 +83,13 @@ def order_table(rankings: Iterable[tuple[str, int, float, float]]) -> str:
 def intervals_table(accuracy: Accuracy) -> str:
     """Return the intervals of every class of runs, as percent of the estimate."""
     rows = (
-        f"{c.stack} | {'yes' if c.experts else 'no'} | {'yes' if c.site_known else 'no'} | "
+        f"{c.stack} | {'yes' if c.experts else 'no'} | {'yes' if c.adapters else 'no'} | "
+        f"{'yes' if c.site_known else 'no'} | "
         f"{c.rows} | {c.sources} | {100 * (c.low - 1):+.0f} to {100 * (c.high - 1):+.0f} | "
         f"{100 * c.plan_spread:.1f}"
         for c in accuracy.classes
     )
-    heads = "stack | experts | site known | rows | sources | interval, % of the estimate"
+    heads = "stack | experts | adapters | site known | rows | sources | interval, % of the estimate"
     return _table(f"{heads} | spread of plans", rows)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.price.oom_risk import probability_of_ratio
+from autopar.price.oom_risk import PEAK_RATIOS, probability_of_ratio
 
 __all__ = [
     "COVERAGE",
@@ -106,13 +106,16 @@ def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
 def intervals_of(ratios: Iterable[Ratio]) -> dict[str, tuple[float, float]]:
     """Return the 90 % interval by kind; `pooled` covers all, for kinds without an interval.
 
-    Kinds of fewer than nine configurations have no interval.
+    It is as wide as the shipped one of its kind, or wider. Kinds of fewer than nine configurations
+    have the shipped one.
     """
-    return {
-        kind: interval_of(found)
-        for kind, found in by_configuration(ratios).items()
-        if len(found) >= _LEAST or kind == "pooled"
-    }
+    found: dict[str, tuple[float, float]] = dict(PEAK_RATIOS)
+    for kind, ratios_of_kind in by_configuration(ratios).items():
+        if len(ratios_of_kind) >= _LEAST or kind == "pooled":
+            low, high = interval_of(ratios_of_kind)
+            least, most = PEAK_RATIOS.get(kind, (low, high))  # type: ignore[call-overload]
+            found[kind] = min(low, least), max(high, most)
+    return found
 
 
 def covered(each: Ratio, intervals: Mapping[str, tuple[float, float]]) -> bool:

@@ -115,15 +115,15 @@ def read_rotary(
     section: dict[str, Any] = {}
     for part in sections:
         section = (part.content() if part is not None else {}) or section
+    kind = section.get("rope_type", section.get("type", "default"))
+    if kind == "yarn":
+        unknown["yarn_positions"] = True
     # transformers 5 keeps the base in the section, 4 at the top level.
     given = section.get("rope_theta")
     given = base if given is None else given
     if given is None:
         return unknown
     found: dict[str, float | None] = {"rotary_base": float(given)}
-    kind = section.get("rope_type", section.get("type", "default"))
-    if kind == "yarn":
-        unknown["yarn_positions"] = True
     if any(part not in (None, 1) for part in (*shares, section.get("partial_rotary_factor"))):
         return unknown
     # Objects inside the section are separate positions for each kind of layers.

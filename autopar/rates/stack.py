@@ -74,6 +74,8 @@ _OVERLAP = constants(
 )
 
 BytesFigure = Annotated[FormulaConstants, _BYTES]
+# The union is inside, as in `autopar.rates.constants`.
+_MaybeBytes = Annotated[FormulaConstants | None, _BYTES]
 _Text = Annotated[str, some_text()]
 
 
@@ -91,19 +93,19 @@ class _Bytes(Record):
     rope: BytesFigure
     cross_entropy: BytesFigure
     """Per logit."""
-    plain_rope: BytesFigure | None = None
+    plain_rope: _MaybeBytes = None
     """Rotary positions without a fused kernel; None: as `rope`. Further optional operations whose
     kernels an engine does not have or that cost nothing there follow."""
-    plain_residual: BytesFigure | None = None
+    plain_residual: _MaybeBytes = None
     """Residual sum without a fused kernel; None: as `residual`."""
-    latent_rope: BytesFigure | None = None
+    latent_rope: _MaybeBytes = None
     """Fused rotary positions and layout of latent attention, per element of a head that they read
     or write; None: as `layout` and `rope`."""
-    expert_bias: BytesFigure | None = None
+    expert_bias: _MaybeBytes = None
     """Biases of experts, per output of their second matrix."""
-    fused_expert_bias: BytesFigure | None = None
+    fused_expert_bias: _MaybeBytes = None
     """Biases of experts whose MLP is one kernel, per output of both matrices."""
-    clamp: BytesFigure | None = None
+    clamp: _MaybeBytes = None
     """Clamp of an activation's inputs, per output of an expert's first matrix."""
 
 

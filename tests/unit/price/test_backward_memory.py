@@ -211,9 +211,9 @@ def without_backward(profile: ModelProfile) -> ModelProfile:
     )
 
 
-@pytest.mark.parametrize("gib", [19, 41])
+@pytest.mark.parametrize("gib", [19, 43])
 def test_a_plan_that_left_backwards_out_does_not_fit(gib: int) -> None:
-    """llama2-7b on 8 GPUs: it would be 104 and 69 MiB over, and the plan chosen now fits."""
+    """llama2-7b on 8 GPUs: it would be some MiB over, and the plan chosen now fits."""
     options = SearchOptions(settle_bsz=64, top=0, reserve_fraction=0.05)
     session = open_session(InputSpec(model="llama2-7b", hardware="a100-80gb:1x8"), options)
     documents = (session.hardware, session.options)

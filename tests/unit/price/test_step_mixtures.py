@@ -130,7 +130,7 @@ def test_partial_graphs_have_no_products_of_experts(machine: Machine) -> None:
     launches = 16 * 0.5 * machine.stack.figures.host["expert_s"]
     assert partial == pytest.approx(launches + 0.7 * (plain - launches), rel=0.01)
     assert fixed == pytest.approx(0.7 * plain, rel=0.01)
-    assert layer_s(machine, whole) < 0.1 * fixed
+    assert layer_s(machine, whole) < 0.3 * fixed
 
 
 def test_fused_kernels_move_nothing_between_both_products(machine: Machine) -> None:
