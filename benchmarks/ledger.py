@@ -161,7 +161,12 @@ _DOUBTFUL: tuple[tuple[str, str, str, str], ...] = (
     ("26.06.01", "GPT OSS", "GB200", "1.6 times the time of the releases before and after it"),
     ("UCCL", "", "", "0.6 s of every step are not explained"),
     ("Megatron-Bridge skills", "Moonlight", "", "0.23 s of every step are not explained"),
-    ("NeMo AutoModel", "DeepSeek", "", "its configuration recomputes all layers, its time does not"),
+    (
+        "NeMo AutoModel",
+        "DeepSeek",
+        "",
+        "its configuration recomputes all layers, its time does not",
+    ),
 )
 """Parts of source, model and GPU of rows that are scored apart, with the reason."""
 
