@@ -165,7 +165,7 @@ _DOUBTFUL: tuple[tuple[str, str, str, str], ...] = (
         "NeMo AutoModel",
         "DeepSeek",
         "",
-        "its configuration recomputes all layers, its time does not",
+        "its configuration recomputes all layers, its time none",
     ),
 )
 """Parts of source, model and GPU of rows that are scored apart, with the reason."""

@@ -2,9 +2,9 @@
 
 `python -m benchmarks.ledger --write` writes `hardware_configs/accuracy/published.json`. It contains
 the spread of measured over estimated time for every class of runs. A class is a software stack, MoE
-or dense models, adapters or all weights trained, and known or unknown site figures. Errors are those
-of constants that were fitted without the source of the run. The spread determines the interval of an
-estimate and the probability that one of two plans is faster.
+or dense models, adapters or all weights trained, and known or unknown site figures. Errors are
+those of constants that were fitted without the source of the run. The spread determines the
+interval of an estimate and the probability that one of two plans is faster.
 """
 
 from __future__ import annotations
