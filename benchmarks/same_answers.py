@@ -68,7 +68,7 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def differences(asked: Mapping[str, Any], server: Callable[..., Any] | None) -> Iterator[str]:
-    """Yield what differs between the answer of a door and that of the command.
+    """Yield the differences between the answer of a door and that of the command.
 
     server : function that asks the tool `search`, with model, hardware and options; None to skip
     """
@@ -228,7 +228,7 @@ def server(folder: Path) -> Iterator[Callable[..., Any] | None]:
 
 
 def run(seeds: Iterable[int]) -> int:
-    """Ask the questions, print what differs, and return 1 if anything does."""
+    """Ask the questions, print the differences, and return 1 if there are any."""
     kinds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="autopar-") as folder, server(Path(folder)) as ask:
         for seed in seeds:

@@ -22,8 +22,8 @@ from autopar.output import refuse_clashes
 from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions
-from search.request.options import SearchOptions
-from search.request.request import BATCH_OPTIONS, InputSpec, Shorthands
+from search.request.options import SearchOptions, Shorthands
+from search.request.request import BATCH_OPTIONS, InputSpec
 
 if TYPE_CHECKING:
     from search.questions.explore import Combination, CombinationResult, ComparableGroup
