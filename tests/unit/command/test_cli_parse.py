@@ -14,8 +14,8 @@ from autopar.command.options import Command
 from autopar.errors import OptionError
 from autopar.units import GIB
 from search.commands.search import COMMAND
-from search.request.options import OutputSpec, SearchOptions
-from search.request.request import InputSpec, Request, Shorthands, build_request
+from search.request.options import OutputSpec, SearchOptions, Shorthands, StackSizes
+from search.request.request import InputSpec, Request, build_request
 
 ROWS = {row.name: row for row in COMMAND.rows}
 FAMILY = alias_tables().families["search"]
@@ -30,7 +30,7 @@ def request(*arguments: str) -> Request:
 
 def test_every_field_is_an_option() -> None:
     """No field is out of reach of the command line, but for what is read from a file."""
-    for cls in (SearchOptions, InputSpec, OutputSpec, Shorthands):
+    for cls in (SearchOptions, InputSpec, OutputSpec, Shorthands, StackSizes):
         fields = {field.name for field in dataclasses.fields(cls)}
         known = {row.field for row in Command(name="", intro="", fills=(cls,)).rows}
         assert fields - known == ({"calibration"} if cls is SearchOptions else set())
