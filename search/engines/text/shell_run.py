@@ -78,6 +78,8 @@ class Statements(Conditions):
         """States that returned under an open condition, and its text, by running function."""
         self._may_end = False
         """True if a branch of an open condition has ended the shell that runs."""
+        self._failures = 0
+        """Number of branches of open conditions that left a function or a shell in failure."""
         self._endings = list[tuple[Command | Hole | None, str]]()
         """Launch commands of such branches, each with its condition."""
         self._tested = 0
@@ -148,6 +150,7 @@ class Statements(Conditions):
     def _one(self, shell: Shell, statement: Statement) -> int | None:
         self.budget.step()
         self.line = statement.line
+        failures = self._failures
         status = _STATEMENTS[type(statement)](self, shell, statement)
         shell.status = status
         if status and not self._tested and isinstance(statement, _ENDING):
@@ -159,7 +162,11 @@ class Statements(Conditions):
             status is None
             and not self._tested
             and "e" in shell.options
-            and (_decides(statement) or self._decides_last(shell, statement))
+            and (
+                _decides(statement)
+                or self._decides_last(shell, statement)
+                or (isinstance(statement, _LEFT) and self._failures > failures)
+            )
         ):
             self.left_out[f"nothing is launched if {self._shown(statement)} fails"] = None
             self._may_end = True
@@ -596,6 +603,7 @@ class Statements(Conditions):
         else:
             sink.known = False
             sink.unread = sink.unread or any(one.unread for one in outputs)
+        self._failures += any(one.status != 0 for one, _ in stops if one.what != "continue")
         ended = [state for stop, state in stops if stop.what == "exit"]
         if ended and (after or len({(stop.what, stop.status) for stop, _ in stops}) > 1):
             self._may_end = True
@@ -710,6 +718,8 @@ def _decides(statement: Statement) -> bool:
 
 _ENDING = (Simple, Test, Arithmetic, Group, Pipe, Redirected)
 """Statements whose failure ends a script with `set -e`."""
+_LEFT = (Simple, Group, Redirected)
+"""Statements with functions, substitutions and subshells, which their commands may leave."""
 _STATEMENTS: Mapping[type, Callable[[Statements, Shell, Any], int | None]] = {
     Simple: lambda run, shell, command: run._run_simple(shell, command),
     Test: Statements.run_test,

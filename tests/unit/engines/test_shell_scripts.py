@@ -462,6 +462,23 @@ def test_a_script_is_meant_to_reach_its_launch(text: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "f() { if [ -d /x ]; then 0; else return 1; fi; }\nf",
+        "f() { if [ -d /x ]; then return 0; else return 1; fi; }\nf",
+        "f() { [ -d /x ] || return 1; true; }\nf",
+        "( [ -d /x ] || exit 1; true )",
+        "X=$( [ -d /x ] || exit 3; echo a )",
+    ],
+)
+def test_a_failure_that_ends_a_script_is_said(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(f"set -e\n{text}\npython x.py --t 1\n", encoding="utf-8")
+    notes = read_configuration(path).notes
+    assert any(one.startswith("nothing is launched if") for one in notes), notes
+
+
+@pytest.mark.parametrize(
     "branch",
     [
         "if [ -d /x ]; then {}; exit 0; fi\n{}",
