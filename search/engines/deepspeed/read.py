@@ -302,7 +302,7 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
 
     The arguments are those of TRL's `ModelConfig`. If no targets are given, PEFT adapts the query
     and value projections of Llama-like decoders. Raises UnpricedError for targets that are not
-    projections of a decoder layer, and for quantised weights beside experts in 16 bits.
+    projections of a decoder layer, and for quantised weights with experts in 16 bits.
     """
     if not words.yes("use-peft"):
         if "use-peft" in words.words:
