@@ -547,6 +547,7 @@ def evaluated(
     from search.planning.uniform.best_first import PricedRun, UniformSearchStats, VariantResult
 
     engine = engine_space(engine.name, compiled=choice.compiled)
+    engine = engine if run.runtime.adapters is None else tuning(engine)
     target = target_of(question, engine)
     assessment = assess(run, target)
     if assessment.step is None:
