@@ -32,7 +32,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         _SMALL,
         (*_SMALL, "--price", "2.5", "--engine", "megatron"),
-        (*_SMALL, "--engine", "torchtitan", "--recompute", "full"),
+        (*_DENSE, "--engine", "torchtitan", "--recompute", "full"),
         _MIXTURE,
         (*_MIXTURE, "--engine", "megatron", "--precision", "any"),
         (*_LAYERED, "--engine", "galvatron"),

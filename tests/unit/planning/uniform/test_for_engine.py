@@ -81,8 +81,8 @@ def test_every_engine_is_searched_and_exported(
         assert refusals[engine] in err
         return
     assert code == 0, err
-    # what the libraries' launches do not write of such a model, their plans do
-    assert is_launch(found_file(tmp_path)) is (engine == "megatron")
+    # scripts of libraries name such a model by its repository
+    assert is_launch(found_file(tmp_path)) is (engine != "galvatron")
     path = str(found_file(tmp_path))
     assert export([path, "--to", engine, "--out", str(tmp_path / "e")]) == 0
     assert (tmp_path / "e" / "launch.sh").is_file()
