@@ -443,6 +443,8 @@ def _run(
         own = {"gradient_bytes": None, "torch_layers": source.stack != "composer-fsdp", **own}
         if cells["source"].startswith("torchtitan"):
             own |= _torchtitan(cells, zero)
+        elif "AutoModel" in cells["source"] and "FlexAttn" in cells["notes"]:
+            own["attention_kernel"] = "flash2"  # a compiled kernel; others are Transformer Engine's
     if "accumulation_bytes" not in own and _PRECISIONS[text] == "bf16":
         own |= {"accumulation_bytes": 10.0} if source.stack == "megatron-2021" else {}
     if pp > model.num_layers:
@@ -531,8 +533,9 @@ def _torchtitan(cells: Mapping[str, str], zero: Zero) -> dict[str, Any]:
     tensorwise = precision in ("float8+bf16", "float8 tensorwise")
     if tensorwise and zero and "nocompile" not in source:
         own["gathered_bytes"] = 1.0  # enable_fsdp_float8_all_gather of its configurations
-    if cells["gpu_type"].startswith(("B", "GB")):
-        own["attention_kernel"] = "cudnn"  # preferred since 3b85aa31f, 14 May 2025
+    # cuDNN is preferred on Blackwell since 3b85aa31f, 14 May 2025, and later on all cards
+    recent = cells["gpu_type"].startswith(("B", "GB"))
+    own["attention_kernel"] = "cudnn" if recent else "flash2"
     if "Table" in source or "2024" in source:
         own["optimizer_bytes"] = 84.0  # AdamW was not fused before 24 February 2025
     return own
