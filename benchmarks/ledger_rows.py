@@ -14,6 +14,9 @@ from typing import Any, Literal, cast
 
 from msgspec import field
 
+from autopar.documents.catalog import shipped_model
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
 from autopar.pipeline.placement import spread_count
 from autopar.price.job import job_of_run
 from autopar.rates.card import Card, load_card
@@ -23,6 +26,7 @@ from autopar.rates.stack import Stack, load_stack
 from autopar.records import Record, replace
 from autopar.run.architecture import Attention, Mlp, Model
 from autopar.run.job import Block, Job
+from autopar.run.of_plan import model_of_spec
 from autopar.run.plan import Module
 from autopar.run.run import Run as TrainingRun
 from autopar.run.runtime import (
@@ -261,10 +265,8 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
     `use_site` false: as if only the card of the cluster were known.
     """
     name = row["source"]
-    source = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
-    if source is None:
-        raise UnusableError("the software that ran it is not known")
-    cells, taken = dict(row), []
+    cells, taken = dict(row), list[str]()
+    source = _source_of(name, taken)
     for key, value in _of_recipe(cells):
         cells[key] = value
         taken.append(f"{key}={value}")
@@ -298,6 +300,38 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         site_known=known,
         taken=tuple(taken),
     )
+
+
+_SOFTWARE: Mapping[str, str] = {  # word of a source's name -> known source of that software
+    "torchtitan": "torchtitan",
+    "automodel": "NVIDIA NeMo AutoModel",
+    "bridge": "NVIDIA Megatron-Bridge",
+    "nemo": "NVIDIA NeMo perf",
+    "megatron": "NVIDIA Megatron-Bridge",
+    "llm-foundry": "MosaicML",
+    "transformers": "cuDNN frontend",
+    "fsdp": "torchtitan",
+}
+_UNPRICED = ("Colossal-AI",)
+"""Software without a stack."""
+
+
+def _source_of(name: str, taken: list[str]) -> _Source:
+    """Return the common settings of a source; of an unknown one those of its software.
+
+    A name without a word of any software is taken for Megatron-Core. Raises UnusableError for
+    software without a stack.
+    """
+    known = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
+    if known is not None:
+        return known
+    if name.startswith(_UNPRICED):
+        raise UnusableError("the software that ran it is not known")
+    words = name.lower()
+    like = next((s for word, s in _SOFTWARE.items() if word in words), "NVIDIA Megatron-Bridge")
+    taken.append(f"software as of {like}")
+    # the cluster is not known
+    return replace(_SOURCES[like], site={})
 
 
 _AUTOMODEL: Mapping[str, Mapping[str, str]] = {
@@ -356,6 +390,8 @@ def _model(cells: Mapping[str, str]) -> Model:
     known = known_architecture(cells["model"])
     if not cells["hidden"] or not cells["heads"] or cells["arch"].startswith("moe"):
         if known is None:
+            known = _shipped(cells["model"])
+        if known is None:
             raise UnusableError(f"sizes of {cells['model']} are not given")
         model = _cut(known, _count(cells, "layers", 0))
         # AutoModel's DeepSeek-V3 ends with its head (components/models/deepseek_v3/model.py)
@@ -380,6 +416,14 @@ def _model(cells: Mapping[str, str]) -> Model:
         vocab=_count(cells, "vocab"),
         tied=not gated and not cells["model"].startswith("Nemotron"),
     )
+
+
+def _shipped(name: str) -> Model | None:
+    """Return the shipped model of a name as people write it, or None."""
+    try:
+        return model_of_spec(load_spec(shipped_model(name)))
+    except InputError:
+        return None
 
 
 _GATED = re.compile("llama|qwen|mistral")

@@ -192,7 +192,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"source": "a cluster nobody knows"}, "the software that ran it is not known"),
+        ({"source": "Colossal-AI 1.0"}, "the software that ran it is not known"),
         (
             {"iter_time_s": "", "tflops_per_gpu": "", "tokens_s_gpu": "", "peak_mem_gb": ""},
             "no time",
@@ -218,6 +218,17 @@ def test_a_row_that_cannot_be_priced_says_why(change: dict[str, str], reason: st
 
     assert isinstance(found, Refused)
     assert found.reason == reason
+
+
+def test_a_table_of_ones_own_says_what_was_assumed() -> None:
+    """An unknown source has the software that its name contains, and a model its shipped sizes."""
+    mixture = {"arch": "moe", "model": "zai-org/GLM-4.5-Air", "gpu_type": "H100"}
+    for source, like in (("our torchtitan runs", "torchtitan"), ("us", "NVIDIA Megatron-Bridge")):
+        (found,) = price_rows([(2, GOOD | mixture | {"source": source})], {})
+        assert isinstance(found, Priced), found
+        assert f"software as of {like}" in found.run.taken
+        assert found.run.job.blocks[-1].mlp is not None
+        assert not found.run.site_known
 
 
 @pytest.mark.parametrize("column", [*GOOD])
