@@ -454,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "version": 1,
             "source": "python -m benchmarks.ledger --write: published runs of tests/data",
             "classes": classes_of(
-                left_out_rows([entry for entry in entries if isinstance(entry, Priced)])
+                left_out_rows((e.line, e) for e in entries if isinstance(e, Priced))
             ),
         }
         write_json(ACCURACY, document)

@@ -21,7 +21,7 @@ from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine
 from autopar.records import replace
-from benchmarks.ledger import Compared, Priced, classes_of, statistics_of
+from benchmarks.ledger import Compared, classes_of, statistics_of
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -83,30 +83,52 @@ class Case(NamedTuple):
     """Errors in the format of `statistics_of`."""
     mape_with: float
     """Mean absolute error of the same rows with the shipped constants and sites."""
-    rows: tuple[tuple[int, Estimated], ...] = ()
-    """The rows with their line numbers, as on an unknown cluster."""
 
 
-def leave_out_each() -> Iterator[Case]:
-    """Yield each source of `LEFT_OUT`; clusters with a site again without and with it."""
+class _Fit(NamedTuple):
+    """A source that was held out, and the constants that were fitted without it."""
+
+    values: list[float]
+    known: list[Entry]
+    """Its rows, with what is known of their cluster."""
+    rows: list[tuple[Entry, Estimated]]
+    """Its rows as on an unknown cluster, priced with `values`."""
+
+
+def _fits() -> dict[str, _Fit]:
+    """Return the fit without each source of `LEFT_OUT`."""
     entries = load_entries()
     neutral = [constant.neutral for constant in CONSTANTS]
     ranges = [_range(c.shipped, c.neutral, c.width) for c in CONSTANTS]
     sensitivity = Sensitivity(entries, neutral, ranges, _NODES)
     unknown = {entry.line: entry for entry in load_entries(use_site=False)}
     priors = [(math.log(constant.neutral), constant.doubt) for constant in CONSTANTS]
+    found = {}
     for name, left in LEFT_OUT.items():
         groups = groups_of(entries, [group for group in FITTED if group not in left])
-        logs = fit(sensitivity, groups, priors)
-        values = [float(value) for value in np.exp(logs)]
-        accuracy = _accuracy(entries, sensitivity.log_ratios(logs), left)
-        rows = [entry for entry in entries if entry.group in left]
-        shipped = [step_time(e.run.machine, e.run.job).total_s / e.run.measured_s - 1 for e in rows]
-        mape = float(np.mean(np.abs(shipped)))
-        without = [unknown[entry.line] for entry in rows]
-        exact = [_estimated(e.run, put(e.run, values)) for e in without]
-        lines = tuple((e.line, row) for e, row in zip(without, exact, strict=True))
-        yield Case(name, _statistics(exact, accuracy), mape, lines)
+        values = [float(value) for value in np.exp(fit(sensitivity, groups, priors))]
+        known = [entry for entry in entries if entry.group in left]
+        without = [unknown[entry.line] for entry in known]
+        rows = [(e, _estimated(e.run, put(e.run, values), e.group)) for e in without]
+        found[name] = _Fit(values, known, rows)
+    return found
+
+
+def leave_out_each() -> Iterator[Case]:
+    """Yield each source of `LEFT_OUT`; clusters with a site again without and with it."""
+    fits = _fits()
+    shipped = [(e.line, _estimated(e.run, e.run.machine, e.group)) for e in load_entries()]
+    everything = left_out_rows(shipped, fits)
+    for name, left in LEFT_OUT.items():
+        values, rows, estimated = fits[name]
+        others = [row for row in everything if row.group not in left]
+        accuracy = Accuracy(
+            classes=tuple(RunClass(**found) for found in classes_of(others)),
+            path=Path("without a source"),
+        )
+        mape = float(np.mean([abs(row.error) for line, row in shipped if row.group in left]))
+        without, exact = zip(*estimated, strict=True)
+        yield Case(name, _statistics(exact, accuracy), mape)
         if name == "BLOOM":
             # datasheet figures are no fit: its nodes have four adapters of 100 Gb/s
             machines = [replace(put(e.run, values), factors=SiteFactors()) for e in rows]
@@ -121,20 +143,23 @@ def leave_out_each() -> Iterator[Case]:
             )
 
 
-def left_out_rows(entries: Iterable[Priced]) -> list[Compared]:
-    """Return the priced rows with errors of constants that were fitted without their source.
+def left_out_rows(
+    shipped: Iterable[tuple[int, Compared]], fits: Mapping[str, _Fit] | None = None
+) -> list[Compared]:
+    """Return rows with errors of constants that were fitted without their source.
 
     Rows of sources that no fit uses, and rows of a known site, keep the errors of the shipped
     constants. A row of a known site counts again, as on an unknown cluster.
+
+    shipped : rows with their line numbers, priced with the shipped constants.
     """
+    own = {entry.line: row for one in (fits or _fits()).values() for entry, row in one.rows}
     found: list[Compared] = []
-    fitted = {line: row for case in leave_out_each() for line, row in case.rows}
-    for entry in entries:
-        own = fitted.get(entry.line)
-        if own is None or entry.run.site_known:
-            found.append(entry)
-        if own is not None:
-            found.append(own._replace(group=entry.group))
+    for line, row in shipped:
+        if line not in own or row.run.site_known:
+            found.append(row)
+        if line in own:
+            found.append(own[line])
     return found
 
 
@@ -144,26 +169,12 @@ def _range(shipped: float, neutral: float, width: float) -> tuple[float, float]:
     return min(ends) - reach, max(ends) + reach
 
 
-def _estimated(run: Run, machine: Machine) -> Estimated:
-    # of one group: these are the rows of one source
-    return Estimated("left out", run, step_time(machine, run.job).total_s)
+def _estimated(run: Run, machine: Machine, group: str = "left out") -> Estimated:
+    return Estimated(group, run, step_time(machine, run.job).total_s)
 
 
-def _statistics(rows: Sequence[Estimated], accuracy: Accuracy) -> Mapping[str, float]:
-    return statistics_of(rows, accuracy)["left out"]
-
-
-def _accuracy(
-    entries: Sequence[Entry], ratios: NDArray[np.float64], left: Sequence[str]
-) -> Accuracy:
-    """Return the intervals of all rows except those held out."""
-    others = [
-        Estimated(entry.group, entry.run, entry.run.measured_s * math.exp(ratio))
-        for entry, ratio in zip(entries, ratios, strict=True)
-        if entry.group not in left
-    ]
-    classes = tuple(RunClass(**found) for found in classes_of(others))
-    return Accuracy(classes=classes, path=Path("without a source"))
+def _statistics(rows: Iterable[Estimated], accuracy: Accuracy) -> Mapping[str, float]:
+    return statistics_of([row._replace(group="left out") for row in rows], accuracy)["left out"]
 
 
 def _from_three_runs(entries: Sequence[Entry], machines: Sequence[Machine]) -> Iterator[Estimated]:
