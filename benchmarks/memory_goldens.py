@@ -28,7 +28,7 @@ import numpy as np
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of
-from autopar.price.oom_risk import kind_of
+from autopar.price.oom_risk import PEAK_RATIOS, kind_of
 from autopar.run.run import Run
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
@@ -274,9 +274,10 @@ def first_met() -> list[Ratio]:
 def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
     """Return the 90 % interval of measured over predicted peaks, by kind.
 
-    Kinds with few runs also use the published peaks at their first count.
+    Kinds with few runs also use the published peaks at their first count. Intervals contain the
+    shipped ones, which are for runs that nobody had counted.
     """
-    return odds.intervals_of([*ratios_of(entries), *first_met()])
+    return odds.intervals_of([*ratios_of(entries), *first_met()], PEAK_RATIOS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
 
 def _print_left_out(priced: Sequence[Priced]) -> None:
     ratios = [*ratios_of(priced), *first_met()]
-    for kind, (low, high) in sorted(odds.intervals_of(ratios).items()):
+    for kind, (low, high) in sorted(odds.intervals_of(ratios, PEAK_RATIOS).items()):
         t, normal = odds.likelihoods(ratios)[kind]
         number = len(odds.by_configuration(ratios)[kind])
         print(
@@ -360,7 +361,7 @@ def _print_left_out(priced: Sequence[Priced]) -> None:
         )
         print(f"  mean log density of one left out: {t:.2f} as Student's t, {normal:.2f} as normal")
     print("\n" + left_out_table(ratios))
-    print(odds.odds_table(odds.reliability(ratios)))
+    print(odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)))
 
 
 def left_out_table(ratios: Sequence[Ratio], below: float = math.inf) -> str:
@@ -372,12 +373,13 @@ def left_out_table(ratios: Sequence[Ratio], below: float = math.inf) -> str:
         "| held out | rows | coverage, as its own kind | as a kind with few runs |",
         "|---|---|---|---|",
     ]
-    rows, share = odds.configurations_left_out(ratios)
+    rows, share = odds.configurations_left_out(ratios, PEAK_RATIOS)
     lines.append(f"| one configuration at a time | {rows} | {100 * share:.0f} % | |")
     lines += [
         f"| {name} | {number} | {100 * own:.0f} % | {100 * unseen:.0f} % |"
         for name, number, own, unseen in sorted(
-            odds.classes_left_out(ratios), key=lambda found: (found[3], found[2], found[0])
+            odds.classes_left_out(ratios, PEAK_RATIOS),
+            key=lambda found: (found[3], found[2], found[0]),
         )
         if own < below
     ]
@@ -423,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables = {
             "classes": class_table(priced),
             "left out": left_out_table(ratios, COVERAGE),
-            "odds": odds.odds_table(odds.reliability(ratios)),
+            "odds": odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)),
         }
         write_tables(tables, PAGE)
     if asked.rows is not None:

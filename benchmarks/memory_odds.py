@@ -11,11 +11,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from autopar.price.oom_risk import PEAK_RATIOS, probability_of_ratio
+from autopar.price.oom_risk import probability_of_ratio
 
 __all__ = [
     "COVERAGE",
@@ -103,17 +104,25 @@ def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
     return math.exp(middle - reach), math.exp(middle + reach)
 
 
-def intervals_of(ratios: Iterable[Ratio]) -> dict[str, tuple[float, float]]:
+Intervals = Mapping[str, tuple[float, float]]
+"""90 % interval of measured over counted peaks by kind."""
+NO_INTERVALS: Intervals = MappingProxyType({})
+
+
+def intervals_of(
+    ratios: Iterable[Ratio], at_least: Intervals = NO_INTERVALS
+) -> dict[str, tuple[float, float]]:
     """Return the 90 % interval by kind; `pooled` covers all, for kinds without an interval.
 
-    It is as wide as the shipped one of its kind, or wider. Kinds of fewer than nine configurations
-    have the shipped one.
+    Kinds of fewer than nine configurations have no interval of their own.
+
+    at_least : intervals that contain those of their kinds.
     """
-    found: dict[str, tuple[float, float]] = dict(PEAK_RATIOS)
-    for kind, ratios_of_kind in by_configuration(ratios).items():
-        if len(ratios_of_kind) >= _LEAST or kind == "pooled":
-            low, high = interval_of(ratios_of_kind)
-            least, most = PEAK_RATIOS.get(kind, (low, high))  # type: ignore[call-overload]
+    found = dict(at_least)
+    for kind, members in by_configuration(ratios).items():
+        if len(members) >= _LEAST or kind == "pooled":
+            low, high = interval_of(members)
+            least, most = at_least.get(kind, (low, high))
             found[kind] = min(low, least), max(high, most)
     return found
 
@@ -125,30 +134,42 @@ def covered(each: Ratio, intervals: Mapping[str, tuple[float, float]]) -> bool:
 
 
 def _without(
-    ratios: Sequence[Ratio], out: Callable[[Ratio], bool]
+    ratios: Sequence[Ratio], out: Callable[[Ratio], bool], at_least: Intervals
 ) -> tuple[list[Ratio], dict[str, tuple[float, float]]]:
     """Return the held-out ratios, and the intervals of the others."""
     others = [each for each in ratios if not out(each)]
-    return [each for each in ratios if out(each)], intervals_of(others)
+    return [each for each in ratios if out(each)], intervals_of(others, at_least)
 
 
-def configurations_left_out(ratios: Sequence[Ratio]) -> tuple[int, float]:
+def configurations_left_out(
+    ratios: Sequence[Ratio], at_least: Intervals = NO_INTERVALS
+) -> tuple[int, float]:
     """Return the number of rows and their coverage with their own configuration held out."""
     inside: list[bool] = []
     for config in dict.fromkeys(each.config for each in ratios):
-        out, intervals = _without(ratios, lambda each, config=config: each.config == config)  # type: ignore[misc]
+        out, intervals = _without(
+            ratios,
+            lambda each, config=config: each.config == config,
+            at_least,  # type: ignore[misc]
+        )
         inside += [covered(each, intervals) for each in out]
     return len(inside), float(np.mean(inside))
 
 
-def classes_left_out(ratios: Sequence[Ratio]) -> Iterator[tuple[str, int, float, float]]:
+def classes_left_out(
+    ratios: Sequence[Ratio], at_least: Intervals = NO_INTERVALS
+) -> Iterator[tuple[str, int, float, float]]:
     """Yield (class, rows, coverage as its own kind, coverage as a kind with few runs).
 
     Intervals exclude the rows of the class. The first coverage is that of a launch not known to be
     unmeasured, the second one that of a launch known to be.
     """
     for name in dict.fromkeys(name for each in ratios for name in sorted(each.classes)):
-        out, intervals = _without(ratios, lambda each, name=name: name in each.classes)  # type: ignore[misc]
+        out, intervals = _without(
+            ratios,
+            lambda each, name=name: name in each.classes,
+            at_least,  # type: ignore[misc]
+        )
         if len(out) == len(ratios):
             continue
         own = [covered(each, intervals) for each in out]
@@ -157,7 +178,9 @@ def classes_left_out(ratios: Sequence[Ratio]) -> Iterator[tuple[str, int, float,
 
 
 def reliability(
-    ratios: Sequence[Ratio], reserve: tuple[float, float, float] | None = None
+    ratios: Sequence[Ratio],
+    reserve: tuple[float, float, float] | None = None,
+    at_least: Intervals = NO_INTERVALS,
 ) -> list[Reliable]:
     """Return by bins of probability how often a peak was above a fictitious capacity.
 
@@ -167,7 +190,11 @@ def reliability(
     pairs: list[tuple[float, bool]] = []
     configs = dict.fromkeys((each.kind, each.config) for each in ratios)
     for kind, config in configs:
-        inside, intervals = _without(ratios, lambda each, config=config: each.config == config)  # type: ignore[misc]
+        inside, intervals = _without(
+            ratios,
+            lambda each, config=config: each.config == config,
+            at_least,  # type: ignore[misc]
+        )
         measured = _farthest([each.ratio for each in inside if each.kind == kind])
         ends = intervals.get(kind, intervals["pooled"])
         for log_capacity in np.linspace(-_REACH, _REACH, _STEPS):

@@ -26,7 +26,7 @@ from autopar.rates.stack import load_stack
 from autopar.run.of_plan import uniform_model
 from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
-from benchmarks.ledger_rows import recipe_parts
+from benchmarks.ledger_recipes import recipe_parts
 from search.engines.candidate import MODULES, Candidate, Constraints
 from search.engines.space import EngineContext
 from search.engines.table import engine_space

@@ -539,11 +539,19 @@ def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -
             engine=keeper,
             precision=Precision(kind=kind),
             optimizer=_host_states(d, keeper, zero),
-            adapters=one(
+            # AutoTP splits no adapters
+            adapters=None
+            if keeper == "deepspeed" and tp > 1
+            else one(
                 None,
                 None,
                 Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
-                Adapters(rank=32, targets=frozenset({"projection", "fc1", "fc2"}), base="nf4"),
+                Adapters(
+                    rank=32,
+                    targets=frozenset({"projection", "fc1", "fc2"}),
+                    # tensor ranks split no quantised weights
+                    base="nf4" if tp == 1 else "16 bits",
+                ),
             ),
             states=States(
                 keeper=keeper,

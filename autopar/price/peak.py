@@ -167,7 +167,7 @@ def _partners(run: Run, stage: int, events: Sequence[Event]) -> dict[int, int]:
         if event.kind != "forward":
             continue
         forwards += 1
-        if forwards >= warmup and forwards > 1 and after.kind == "backward":
+        if forwards > warmup and after.kind == "backward":
             found[place], found[place + 1] = after.chunk, event.chunk
     return found
 
@@ -424,13 +424,20 @@ def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     forward = [_Extra(dispatched_bytes=expert_dispatch_bytes(run, chunk), freed_bytes=ahead)]
     if chunk.head:
         head = head_bytes(run, chunk.mtp) + deferred_head_bytes(run)
-        # an in-place loss has its peak in the head's backward, when its output is no longer sent
-        late = run.kernels.loss == "te" and run.strategy.pp > 1 and run.strategy.vpp == 1
-        forward.append(_Extra(head_bytes=head, freed_bytes=late * stream_bytes(run)))
+        forward.append(_Extra(head_bytes=head, freed_bytes=_late_bytes(run)))
     return {
         "forward": max(forward, key=lambda extra: extra.total_bytes),
         "backward": _Extra(backward_bytes=own, freed_bytes=freed),
     }
+
+
+def _late_bytes(run: Run) -> int:
+    """Return the bytes of a stage's output that are freed before the peak of the head.
+
+    An in-place loss has its peak in the head's backward, when the output is no longer sent.
+    """
+    late = run.kernels.loss == "te" and run.strategy.pp > 1 and run.strategy.vpp == 1
+    return late * stream_bytes(run)
 
 
 def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
@@ -472,8 +479,8 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
             )
         ]
         if chunks[place].head:
-            head = _Extra(head_bytes=head_bytes(run, chunks[place].mtp))
-            moments.append(head._replace(freed_bytes=whole[partner]))
+            head = head_bytes(run, chunks[place].mtp)
+            moments.append(_Extra(head_bytes=head, freed_bytes=whole[partner] + _late_bytes(run)))
         return max(moments, key=lambda extra: extra.total_bytes)
 
     def at(moment: Moment) -> PeakBreakdown:

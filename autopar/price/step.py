@@ -22,8 +22,11 @@ from autopar.rates.layer import (
     embedding_times,
     head_sends_s,
     head_times,
+    hidden_tensor,
     layer_times,
     mtp_times,
+    recomputed_s,
+    sent_again,
     tensor_parallel_comm,
 )
 from autopar.rates.measured import host_device_time_s
@@ -332,8 +335,8 @@ def recompute_s(machine: Machine, job: Job, times: LayerTimes, recompute: Recomp
     job : job without recomputation.
     times : times of one layer.
     """
-    tensor, experts = _sent_again(machine, job, times, recompute)
-    return _recomputed(recompute, times) + tensor + _least_exposed_experts(job) * experts
+    tensor, experts = sent_again(machine, job, times, recompute)
+    return recomputed_s(recompute, times) + tensor + _least_exposed_experts(job) * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
@@ -680,9 +683,9 @@ def _layer(
     """
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, times.parts)
-    again = _recomputed(job.recompute, times)
-    tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
-    hidden = _hidden_tensor(machine, job)
+    again = recomputed_s(job.recompute, times)
+    tensor_again, experts_again = sent_again(machine, job, times, job.recompute)
+    hidden = hidden_tensor(machine, job)
     tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
     experts = times.experts.forward_s + times.experts.backward_s + experts_again
     terms["recompute"] = again
@@ -700,7 +703,7 @@ def _forward_terms(
     machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
 ) -> dict[str, float]:
     """Return the device seconds of a layer's forward by term, without recomputation."""
-    hidden = _hidden_tensor(machine, job)
+    hidden = hidden_tensor(machine, job)
     terms: dict[str, float] = {}
     for part in times.parts:
         terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
@@ -708,52 +711,6 @@ def _forward_terms(
     terms["experts"] = exposed_experts * times.experts.forward_s
     terms["context"] = times.context.forward_s
     return terms
-
-
-def _sent_again(
-    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
-) -> tuple[float, float]:
-    """Return the seconds of communication that recomputation repeats.
-
-    The result is (tensor-parallel communication, dispatch and combine). The second is before
-    overlap.
-    """
-    sent = (1 - _hidden_tensor(machine, job)) * times.tensor.forward_s
-    if recompute == "full":
-        # the last reduce-scatter follows the last GEMM, with which torch ends
-        return (0.75 if job.torch_layers else 1.0) * sent, times.experts.forward_s
-    # per-op recomputation repeats the all-gathers
-    tensor = 0.5 * sent if "per_op" in recompute else 0.0
-    return tensor, times.experts.forward_s if "moe" in recompute else 0.0
-
-
-def _hidden_tensor(machine: Machine, job: Job) -> float:
-    """Return the overlapped share of tensor-parallel communication."""
-    if not job.overlap_tensor:
-        return 0.0
-    # with a scale per row, torch fuses only the reduce-scatter (pytorch issue 149990)
-    fused = 0.5 if job.torch_layers and job.row_scales else 1.0
-    return fused * machine.stack.figures.overlap["tensor"]
-
-
-def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
-    """Return the seconds of recomputed kernels and of recomputed context-parallel communication."""
-    if recompute == "full":
-        whole: float = sum(part.full * as_number(part.forward_s) for part in times.parts)
-        return whole + times.context.forward_s
-    wanted = set(recompute)
-    if "per_op" in wanted:
-        shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
-        by_op: float = sum(
-            (shares[part.kind] if part.per_op is None else part.per_op) * as_number(part.forward_s)
-            for part in times.parts
-        )
-        return by_op
-    if "moe" in wanted:
-        wanted |= {"moe_act", "shared_experts"}
-    again: float = sum(as_number(part.forward_s) for part in times.parts if part.module in wanted)
-    # recomputed ring attention repeats its exchange of keys and values
-    return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
 
 
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:

@@ -36,6 +36,7 @@ from autopar.rates.parts.operations import (
     RankShape,
     Real,
     accumulation_bytes,
+    as_number,
     element_part,
     split_of,
     transfer_s,
@@ -46,6 +47,7 @@ from autopar.run.architecture import Attention, Experts, Mamba, Mlp
 from autopar.run.job import (
     Block,
     Job,
+    Recomputation,
     attention_matrices,
     mamba_inputs,
     projection_targets,
@@ -250,6 +252,7 @@ def _core_s(
     if kernel == "unfused":
         if ranks > 1:
             raise InputError(f"attention with materialised scores has no ring: cp is {job.cp}")
+        dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
         return unfused_attention_s(
             machine.kernels,
             split.sequences,
@@ -257,8 +260,8 @@ def _core_s(
             job.seq if keys is None else math.sqrt(job.seq * keys),
             head_dim=attention.width,
             phase=phase,
-            dtype=job.precision if job.precision in ("fp16", "fp32") else "bf16",
-            clock=machine.clock,
+            dtype=dtype,
+            clock=machine.kernels.product_clock(dtype, machine.clock),
             sustained=True,
         )
     part, window = job.seq / ranks, attention.window
@@ -544,3 +547,53 @@ def head_sends_s(machine: Machine, job: Job) -> float:
     # Input gradient; then largest logit, sum of exponentials and the label's logit.
     once = transfer_s(machine, "allreduce", size, job.tp, 1)
     return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Recomputation
+
+
+def sent_again(
+    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
+) -> tuple[float, float]:
+    """Return the seconds of communication that recomputation repeats.
+
+    The result is (tensor-parallel communication, dispatch and combine). The second is before
+    overlap.
+    """
+    sent = (1 - hidden_tensor(machine, job)) * times.tensor.forward_s
+    if recompute == "full":
+        # the last reduce-scatter follows the last GEMM, with which torch ends
+        return (0.75 if job.torch_layers else 1.0) * sent, times.experts.forward_s
+    # per-op recomputation repeats the all-gathers
+    tensor = 0.5 * sent if "per_op" in recompute else 0.0
+    return tensor, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def hidden_tensor(machine: Machine, job: Job) -> float:
+    """Return the overlapped share of tensor-parallel communication."""
+    if not job.overlap_tensor:
+        return 0.0
+    # with a scale per row, torch fuses only the reduce-scatter (pytorch issue 149990)
+    fused = 0.5 if job.torch_layers and job.row_scales else 1.0
+    return fused * machine.stack.figures.overlap["tensor"]
+
+
+def recomputed_s(recompute: Recomputation, times: LayerTimes) -> float:
+    """Return the seconds of recomputed kernels and of recomputed context-parallel communication."""
+    if recompute == "full":
+        whole: float = sum(part.full * as_number(part.forward_s) for part in times.parts)
+        return whole + times.context.forward_s
+    wanted = set(recompute)
+    if "per_op" in wanted:
+        shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
+        by_op: float = sum(
+            (shares[part.kind] if part.per_op is None else part.per_op) * as_number(part.forward_s)
+            for part in times.parts
+        )
+        return by_op
+    if "moe" in wanted:
+        wanted |= {"moe_act", "shared_experts"}
+    again: float = sum(as_number(part.forward_s) for part in times.parts if part.module in wanted)
+    # recomputed ring attention repeats its exchange of keys and values
+    return again + (times.context.forward_s if "core_attn" in wanted else 0.0)

@@ -285,7 +285,9 @@ def _of_megatron(run: Run) -> Kernels:
         fused_rotary=kernels.fused_rotary or run.model.positions != "rotary",
         fused_gate=kernels.fused_gate or run.model.last.gates == 1,
         # Other quirks depend on the release; only this one is set by an argument.
-        quirks=Quirks(compiled_experts=kernels.quirks.compiled_experts),
+        quirks=Quirks(
+            compiled_experts=kernels.quirks.compiled_experts and run.model.experts is not None
+        ),
     )
 
 

@@ -603,9 +603,32 @@ def peak_bytes(run: Run, stage: int) -> int:
         live.remove((chunk, micro))
         return here + waiting + _backward(run, s, chunks[chunk])
 
+    def merged(new: tuple[int, int], old: tuple[int, int]) -> int:
+        """Play a forward and a backward layer by layer: one is saved while one is freed."""
+        there = sum(saved[chunk] for chunk, _ in live)
+        place, chunk = chunks[new[0]], chunks[old[0]]
+        layers = [
+            sum(_layer_saved(run, s, run.model.each_layer[n], run.strategy.each_layer[n].recompute))
+            for n in place.layers
+        ]
+        begun = min(max(layers, default=0), saved[new[0]])
+        most = there + begun + _dispatched(run, s, place) + _backward(run, s, chunk) + sent[1]
+        if chunk.head:  # its logits, before the forward begins
+            most = max(most, there + _head(run, s, chunk.mtp) + sent[1])
+        logits.clear()
+        before = len(live)
+        live.remove(old)
+        # the head of the forward, when the backward is done
+        most = max(most, forward(*new))
+        assert len(live) == before
+        return most
+
     for at in range(ahead):
         most = max(most, forward(*moves[at]))
     for at in range(len(moves) - ahead):
+        if run.runtime.overlap.experts:
+            most = max(most, merged(moves[ahead + at], left[at]))
+            continue
         most = max(most, forward(*moves[ahead + at]))
         most = max(most, backward(*left[at]))
     for move in left[len(moves) - ahead :]:

@@ -123,7 +123,8 @@ PLACED = (
     _rule("placed.others", "placed_layers, placed_stages, placed_words, layers, pp",
           lambda placed, stages, _, layers, pp: (pp > 1) * ((placed > layers)
           + (stages == pp) * (placed != layers)
-          + (stages < pp) * ((layers - placed) % (pp - stages + (stages >= pp)))),
+          + (stages < pp) * ((layers - placed)
+                              % (pp - stages + (stages >= pp) * (1 + stages - pp)))),
           "{placed_words}: the rest of {layers} layers does not divide over the other stages "
           "of {pp}")._replace(suggestion="Use --pipeline-model-parallel-layout"),
 )  # fmt: skip

@@ -39,6 +39,7 @@ OTHER_BLOCKS = {
     ),
     "gemma-3-27b": "sliding-window attention",
     "t5-3b": "encoder-decoder",
+    "t5-large": "encoder-decoder",
 }  # fmt: skip
 
 

@@ -53,8 +53,8 @@ def test_weights_of_a_block_are_those_of_the_spec(spec: ModelSpec) -> None:
             norm_parameters_per_hidden=layer_norms(layer),
         )
         assert experts + dense == parameter_count(bare)
-        # they are a thousandth at most, and no kernel is priced by them
-        assert 0 <= exact - experts - dense <= 1e-3 * exact
+        # they are two thousandths at most, and no kernel is priced by them
+        assert 0 <= exact - experts - dense <= 2e-3 * exact
         assert block.number == layer.num_layers
         assert (experts > 0) == (layer.num_experts is not None)
 

@@ -181,7 +181,7 @@ def test_assumptions_are_recorded() -> None:
 
     for words in (
         "2 x forward",
-        "1.121 + 1 GiB (--oom-risk 0.01)",
+        "1.156 + 1 GiB (--oom-risk 0.01)",
         "column-parallel",
         "half of an all-reduce",
         "memory bandwidth is unknown",

@@ -317,7 +317,7 @@ def test_reserved() -> None:
     # reserved over allocated: 1.04, 9 of 10 within 1.02 to 1.11; the error of peaks is on top
     deviation = np.log(1.11 / 1.02) / (2 * 1.6448536)
     alone = np.exp(np.log(1.04) + 2.3263479 * deviation) - 1
-    assert alone < found.share < alone + 0.005
+    assert alone + 0.02 < found.share < alone + 0.06
     assert found.reserved_bytes(2**36) == pytest.approx(2**36 * (1 + found.share) + 2**30, abs=2)
 
 
