@@ -36,7 +36,7 @@ class StagePrice(NamedTuple):
     steady_bytes: float
     """Steady-state memory, between steps."""
     peak_bytes: float
-    """Peak allocated."""
+    """Peak of allocated memory, bytes."""
     reserved_bytes: tuple[float, float]
     """90 % interval of the reserved bytes; both ends are equal if there is a single figure."""
     budget_bytes: float

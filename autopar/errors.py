@@ -173,9 +173,10 @@ def _on_one_line(text: str) -> str:
 
 
 def fitted(text: str, most: int = _SENTENCE) -> str:
-    """Return a text with its long words shortened, the longest first, until `most` characters.
+    """Return a text of about `most` characters: its longest words are shortened first.
 
-    Both ends of a word distinguish paths and values. A text of many short words stays longer.
+    A shortened word keeps both ends, which distinguish paths and values. A text of many short words
+    stays longer.
     """
     words = text.split(" ")
     for place in sorted(range(len(words)), key=lambda i: len(words[i]), reverse=True):

@@ -48,7 +48,7 @@ class _Entry(Entry):
 
 
 class ChoiceEntry(_Entry):
-    """One combination, and the plan that its search found."""
+    """One combination of options, and the best plan for it."""
 
     choice: dict[str, str]
     """Option without its hyphens -> typed value."""

@@ -37,7 +37,7 @@ _FACTORS = {0.25: 1, 0.5: 2, 2.0: 8, 4.0: 16}
 _BUMP = 2.0
 """Bandwidths of groups of two sizes differ by at most this factor times the ratio of the sizes."""
 _BRIDGE = 15.0
-"""Factor by which pairs may be faster than larger groups: bridges connect pairs, PCIe the rest."""
+"""Maximum speed-up of pairs over larger groups: bridges connect pairs, PCIe the rest."""
 
 
 class CurvePoint(Record):
@@ -59,8 +59,8 @@ class GrowthLaw(Record):
     least: float
     most: float
     slack: float
-    """Factor by which a value may exceed the law unreported; noise of measured files is below
-    it."""
+    """Maximum excess over the law that is not reported, as a factor; noise of measured files is
+    smaller."""
 
 
 class SuspiciousValue(Record):
@@ -75,7 +75,7 @@ class SuspiciousValue(Record):
     certain: bool = False
     """True if the value is wrong regardless of its neighbours; a reader accepts it nevertheless."""
     factor: float = 1.0
-    """Factor by which it exceeds the plausible range."""
+    """Value over the nearest end of the plausible range."""
 
 
 def contradictions(
@@ -86,7 +86,7 @@ def contradictions(
     If two cells contradict only each other, one is returned, and its text names the other. Cells of
     value 0 are ignored, because a difference of measured values may be 0.
 
-    most : factor beyond the law from which a value is impossible
+    most : excess over the law, as a factor, above which a value is impossible
     """
     left = sorted((cell for cell in cells if cell.y > 0), key=lambda cell: cell.x)
     found: list[SuspiciousValue] = []

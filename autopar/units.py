@@ -79,7 +79,7 @@ def format_list(items: Sequence[object], most: int = 8) -> str:
 
 
 def format_figure(value: float, digits: int = 4) -> str:
-    """Return a number with `digits` digits, with thousands separators, no exponent: `12,340`."""
+    """Return a number as text with `digits` significant digits and no exponent: `12,340`."""
     rounded = float(f"{value:.{digits}g}")
     if abs(rounded) >= 10 ** (digits - 1):
         return f"{rounded:,.0f}"

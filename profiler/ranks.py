@@ -23,7 +23,7 @@ _Options = TypeVar("_Options")
 
 
 class Rank:
-    """This process as one rank of a command; the only rank outside of torchrun."""
+    """One process as a rank of a command; the only rank outside of torchrun."""
 
     def __init__(self, name: str) -> None:
         """Read the rank from torchrun's environment; `name` is the prefix of messages."""

@@ -148,7 +148,7 @@ class _Rewriter:
             if value is None and self.queue and self.queue[0].lower() in _ON | _OFF:
                 value = self.queue.pop(0)
             if value is not None and value.lower() not in _ON | _OFF:
-                raise OptionError(f"--{written}: this option has no value", remedy=f"Use --{name}")
+                raise OptionError(f"--{written}: expected no value", remedy=f"Use --{name}")
             if value is not None and value.lower() in _OFF:
                 return
             value = implied

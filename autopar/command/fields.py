@@ -39,7 +39,7 @@ class Row(Record, kw_only=False):
     field: str
     kind: Kind
     is_str: bool
-    """True if the field has a text, which `parse` may only spell in another way."""
+    """True if the field is a text; `parse` may only change its spelling."""
     help: str
     panel: str
     default: Any = None
@@ -72,7 +72,7 @@ class Row(Record, kw_only=False):
     also: str = ""
     """Former name of the option, shown in the help."""
     alone: str | None = None
-    """Value of the option if it is given without one; None: a value is required."""
+    """Value of the option if the user types only its name; None: a value is required."""
     most_used: bool = False
     positional: bool = False
     optional: bool = False

@@ -37,7 +37,7 @@ A factor outside of its range means that the profile was measured under other co
 be measured again. The range is widest for communication, because small messages vary most.
 """
 _WIDE = 2.0
-"""Ratio of interval ends from which the factor counts as undetermined."""
+"""Minimum ratio of interval ends of an undetermined factor."""
 
 MOST = 1e3
 """Largest factor and largest end of its interval; a larger one indicates another machine."""

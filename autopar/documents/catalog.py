@@ -452,7 +452,7 @@ def repository_name(name: str) -> str:
 
 
 def shipped_model(name: str) -> str:
-    """Return the shipped model that a name means, else the name itself.
+    """Return the shipped model with this name or alias, else the name unchanged.
 
     Repository names of Hugging Face and other spellings are accepted, such as `Qwen/Qwen3-32B` and
     `llama-3-8b`. Paths, shipped names and names of Galvatron's zoo are returned as they are.

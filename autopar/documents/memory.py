@@ -209,7 +209,7 @@ _KEPT = GrowthLaw(least=1.0, most=2.0, slack=_SLACK)
 _SAVED = GrowthLaw(least=1.0, most=1.0, slack=_SLACK)
 _SAME = GrowthLaw(least=0.0, most=0.0, slack=_SLACK)
 _STATES = GrowthLaw(least=0.0, most=0.5, slack=_SLACK)
-"""Only learned positions grow with the length."""
+"""Parts that grow with the sequence length: learned positions only."""
 _OTHER_SHARED = GrowthLaw(least=0.0, most=1.0, slack=2.0)
 _OTHER_KEPT = GrowthLaw(least=0.0, most=2.0, slack=2.5)
 """Laws of the peak of embedding, head and loss by degree and by length. The peak is a maximum of

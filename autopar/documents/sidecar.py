@@ -286,7 +286,7 @@ class TimeFit(Record):
     batches: list[int]
     """Smallest and largest measured batch."""
     tokens: list[int]
-    """Smallest and largest measured s."""
+    """Smallest and largest measured sequence length, tokens."""
     usable_batch: int
     usable_tokens: int
     """Largest b and s for which the fit may be used; with one measured length only this length."""

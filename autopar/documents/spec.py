@@ -106,7 +106,7 @@ def load_spec(
         missing = [f"--{name.replace('_', '-')}" for name in needed if not sizes.get(name)]
         if missing:
             raise OptionError(
-                f"--model {name_or_path}: the name has no sizes",
+                f"--model {name_or_path}: no known model, and its sizes are not given",
                 remedy=f"Add {', '.join(missing)}, or use {published[0]}",
             )
     if published is not None:
@@ -177,7 +177,7 @@ def resized(
     if layer.latent is not None:
         option = "--" + next(iter(chosen)).replace("_", "-")
         raise OptionError(
-            f"{option}: the widths of latent attention do not follow from it",
+            f"{option} does not define the widths of latent attention",
             remedy="Set them in a model.json",
         )
     changes: dict[str, Any] = dict(chosen)

@@ -55,8 +55,8 @@ _LAYERS, _OTHERS = "layer_times", "other_times"
 """Keys of the sidecar."""
 
 _NOISE = 1.5
-"""Factor by which measured times may break the laws below: up to 1.06 was observed, 1.3 for whole
-forwards on busy hosts."""
+"""Accepted deviation of measured times from the laws below, as a factor: up to 1.06 was observed,
+1.3 for whole forwards on busy hosts."""
 _BY_BATCH = GrowthLaw(least=0.0, most=1.0, slack=_NOISE)
 """More samples take no less time, and at most proportionally more."""
 _BY_LENGTH = GrowthLaw(least=0.0, most=2.0, slack=_NOISE)

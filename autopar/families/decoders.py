@@ -143,8 +143,8 @@ class Decoder(Config):
                 raise DocumentError(
                     path,
                     f"{kinds.count(kind)} of {number} layers are "
-                    f"{shorten(kind)}; supported is attention to all tokens or "
-                    "to a window of tokens",
+                    f"{shorten(kind)}, but only full and sliding-window attention "
+                    "are supported",
                     key="layer_types",
                     remedy="Use a model with attention and MLP layers",
                 )

@@ -145,7 +145,7 @@ class Usual(DenseFirst):
         }
         if missing := [name for name, width in widths.items() if not width]:
             raise DocumentError(
-                path, "this key is missing, but there is latent attention", key=missing[0]
+                path, "this key is missing, and latent attention needs it", key=missing[0]
             )
         return LatentSpec(
             query_rank=self.q_lora_rank,
@@ -181,7 +181,9 @@ def usual_spec(path: Path, text: Mapping[str, Any], name: str) -> tuple[ModelSpe
     """
     if text.get("is_encoder_decoder") is True:
         raise DocumentError(
-            path, "the value is true: its two stacks have no usual keys", key="encoder"
+            path,
+            "the value is true, but encoder-decoder models of this family are not supported",
+            key="encoder",
         )
     renamed, used = dict(text), set(text) & set(Usual.__struct_fields__)
     for key, others in _ALIASES.items():

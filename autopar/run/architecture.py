@@ -368,20 +368,20 @@ def refuse_unlike(model: Model) -> None:
             )
         if attention is None or len(layer.mixers) > 1 or layer.mlp is None:
             raise InputError(
-                f"model {model.name!r}: layers with several mixers, or without "
-                "MLP, have no uniform plan"
+                f"model {model.name!r}: uniform plans do not support layers with "
+                "several mixers or without MLP"
             )
     for what, of in _ALIKE.items():
         if len({of(layer) for layer in model.kinds}) > 1:
             raise InputError(
-                f"model {model.name!r}: layers with two kinds of {what} have no uniform plan"
+                f"model {model.name!r}: layers differ in {what}, which uniform plans do not support"
             )
     mixtures = {layer.experts for layer in model.kinds} - {None}
     dense = {layer.mlp for layer in model.kinds if isinstance(layer.mlp, Mlp)}
     for what, kinds in (("experts", mixtures), ("dense MLPs", dense)):
         if len(kinds) > 1:
             raise InputError(
-                f"model {model.name!r}: layers with {what} of two kinds have no uniform plan"
+                f"model {model.name!r}: uniform plans do not support {what} of two kinds"
             )
     windows_of(model)
 

@@ -292,7 +292,7 @@ def plan_of_run(run: Run) -> Plan:
     strategy = run.strategy
     stages = {split.zero for split in (*strategy.each_layer, strategy.ends) if split.zero < 3}
     if len(stages) > 1:
-        raise InputError("a plan needs one ZeRO stage for all layers without ZeRO-3")
+        raise InputError("all layers without ZeRO-3 need the same ZeRO stage")
     if not strategy.micro_batches:
         raise InputError(
             "the batch is not a whole number of micro-batches",

@@ -40,15 +40,15 @@ class Buckets(Record):
     """Sizes of DeepSpeed's `zero_optimization`, in elements; defaults of release 0.19."""
 
     reduce: Count = 500_000_000
-    """`reduce_bucket_size`"""
+    """`reduce_bucket_size`: gradients that are reduced together."""
     allgather: Count = 500_000_000
     """`allgather_bucket_size`: for an all-gather in place, which allocates no memory."""
     prefetch: Count = 50_000_000
-    """`stage3_prefetch_bucket_size`"""
+    """`stage3_prefetch_bucket_size`: parameters that ZeRO-3 gathers ahead."""
     live: Count = 1_000_000_000
     """`stage3_max_live_parameters`: limit of prefetched parameters."""
     reuse: Count = 1_000_000_000
-    """`stage3_max_reuse_distance`"""
+    """`stage3_max_reuse_distance`: maximum distance to the next use of kept parameters."""
     sub_group: Count = 1_000_000_000
     """`sub_group_size`: parameters of the shard of a rank that are updated together."""
     contiguous: bool = True
@@ -134,7 +134,7 @@ class Precision(Record):
 
     @property
     def plain(self) -> Precision:
-        """This precision with 16-bit GEMMs."""
+        """The same precision of states, with 16-bit GEMMs."""
         return replace(
             self,
             fp8=False,
@@ -186,7 +186,7 @@ class States(Record):
     wide_gradients: bool | None = None
     """True if gradients are summed in fp32; None for the default of the engine."""
     buckets: Buckets = BUCKETS
-    """Bucket sizes of DeepSpeed."""
+    """Bucket sizes of DeepSpeed, in elements."""
     bucket: Positive | None = None
     """Bucket size of Megatron-LM in parameters; None for its default."""
     padded_buckets: bool = False

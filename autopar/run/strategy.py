@@ -224,7 +224,8 @@ def _recomputed(strategy: Strategy) -> Recomputed:
             ):
                 return Recomputed("every", every, modules[0])
     raise InputError(
-        "recomputed layers are neither the first of every chunk nor every n-th, equal in all chunks"
+        "recomputed layers must be the first n of every chunk or every n-th layer, "
+        "with one n for all chunks"
     )
 
 

@@ -80,5 +80,5 @@ def processed_share(skew: float, *, capacity: float | None = None, padded: bool 
     if capacity is None:
         return skew
     if capacity <= 0:
-        raise InputError(f"expert capacity {capacity}: expected above 0")
+        raise InputError(f"expert capacity {capacity}: expected a number above 0")
     return capacity if padded else min(skew, capacity)

@@ -67,7 +67,7 @@ def parse_size(text: str, option: str = "--sizes") -> int:
         )
     if size % _ELEMENT_BYTES:
         raise OptionError(
-            f"{option}: {shorten(text)} is not whole elements, {size} = "
+            f"{option}: {shorten(text)} is not a whole number of elements, {size} = "
             f"{size // _ELEMENT_BYTES} * {_ELEMENT_BYTES} + {size % _ELEMENT_BYTES}",
             remedy=f"Use a multiple of {_ELEMENT_BYTES} bytes",
         )

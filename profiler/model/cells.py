@@ -242,7 +242,7 @@ def plan_cells(
     if own_module and any(len(set(case)) > 1 for case in cases):
         raise OptionError(
             f"--seq: model {spec.name!r} is a custom module, whose layer types have one length",
-            remedy="Give one",
+            remedy="Give one length",
         )
     found: dict[str, ModelCell] = {}
     for cell in (

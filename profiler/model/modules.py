@@ -376,8 +376,8 @@ def _bound(
             output = main_output(self.layer(*positional, **named), where)
             if tuple(output.shape) != shape:
                 raise InputError(
-                    f"{where} returns first a tensor of shape {list(output.shape)} for a hidden "
-                    f"state of shape {list(shape)}",
+                    f"{where} returns a tensor of shape {list(output.shape)} first, expected the "
+                    f"shape of the hidden state, {list(shape)}",
                     remedy="Return the hidden state first",
                 )
             return output

@@ -210,7 +210,7 @@ class Stage(nn.Module):
 
     @property
     def units(self) -> Iterator[Replica | Shard]:
-        """Units with the parameters of all parts, in order."""
+        """Replication and sharding units (DDP, FSDP) of all parts, in order."""
         return (unit for part in self.parts for unit in part.units)
 
     def entry_shapes(self) -> tuple[tuple[int, ...], ...]:

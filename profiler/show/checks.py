@@ -559,7 +559,7 @@ def obstacles(old: Profile, new: Profile) -> list[str]:
     """Return the reasons why two profiles cannot be compared; empty if they can."""
     found = []
     if None not in (old.shape, new.shape) and old.shape != new.shape:
-        found.append(f"the old one is of {old.title}, the new one of {new.title}")
+        found.append(f"the old one describes {old.title}, the new one {new.title}")
     if bool(old.sidecars) != bool(new.sidecars):
         without = "new" if old.sidecars else "old"
         found.append(f"the {without} one has no sidecars, so its units and machine are unknown")

@@ -191,7 +191,7 @@ def _diff(asked: ShowOptions, other: Path) -> int:
     if not found:
         shapes = (", ".join(p.title for p in folder.profiles) for folder in (old, new))
         raise InputError(
-            f"{other} is of {next(shapes)} and {path} of {next(shapes)}, so they "
+            f"{other} contains {next(shapes)}, but {path} contains {next(shapes)}: they "
             "cannot be compared",
             remedy="Compare them with --anyway"
             if len(old.profiles) == len(new.profiles) == 1

@@ -34,7 +34,7 @@ _FEWEST, _MOST_REPETITIONS = 9, 1200
 _FIRST_S = 1.0
 """Seconds of a short benchmark, before the clock has settled."""
 _SETTLED_SHARE = 3
-"""Only the last third of the time counts."""
+"""Only the last 1/n of the samples count, because the clock has settled by then."""
 
 
 def repetitions(seconds: float, operation_s: float) -> tuple[int, int]:

@@ -144,7 +144,7 @@ def _robust(design: F64, target: F64, base: F64) -> F64:
 
 
 FEWEST = 4
-"""Minimum number of plans: with fewer, three factors would explain anything."""
+"""Minimum number of plans; fewer do not determine the three factors of a calibration."""
 _STEP = 1e-3
 _NEAR = 0.01
 _TURNS = 3

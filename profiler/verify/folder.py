@@ -398,7 +398,7 @@ class Folder:
             differ = differences(load_object(path).data, question)
             if differ:
                 raise OptionError(
-                    f"--work {self.path}: contains another question ({'; '.join(differ)})",
+                    f"--work {self.path}: contains results for other inputs ({'; '.join(differ)})",
                     remedy="Use another folder, or empty it with --no-resume",
                 )
         if known and not resume:

@@ -337,7 +337,7 @@ def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
         per_node = gpus if nodes * gpus == plan.world_size else None
     elif system is None:
         raise OptionError(
-            f"{path} was made for a measured cluster, and estimates need a card",
+            f"{path} describes a measured cluster, and estimates need a card",
             remedy="Add --system",
         )
     else:
@@ -423,7 +423,7 @@ def bottom_up_run(question: PlanQuestion) -> Run:
     # Of the features in `refinements`, the bottom-up estimate supports only ZeRO-1.
     unknown = refinements(replace(plan, default_dp_type="ddp"))
     if unknown:
-        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
+        raise InputError(f"this comparison does not support {', '.join(unknown)} of the plan")
     if any(
         spec.layers[kind].num_experts is not None and strategy.tp > 1
         for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
@@ -483,7 +483,7 @@ def _unpriced(question: PlanQuestion) -> Iterator[str]:
 def _planner(question: PlanQuestion) -> Column:
     if question.step_time_s is None or not question.waterfall_s:
         raise InputError(
-            "the file contains no prediction, which autopar-search --evaluate with --json writes"
+            "the file contains no prediction; autopar-search --evaluate --json writes one"
         )
     basis = "datasheets" if question.estimated else "measured files"
     return Column(

@@ -209,7 +209,7 @@ def _without_model(raw: dict[str, Any]) -> int:
             raise OptionError(f"--{name} needs --plan", remedy="Add --plan PLAN.json")
     if not asked.validate:
         raise OptionError(
-            "no model of costs is given", remedy="Use calculon or tensor2d, --plan or --validate"
+            "no cost model is given", remedy="Use calculon or tensor2d, --plan or --validate"
         )
     return _validate(asked.system or _SYSTEM, asked.json)
 

@@ -229,7 +229,7 @@ def _execute(raw: dict[str, Any]) -> int:
         return _import(own, own.source, request)
     if own.to not in EXPORTERS:
         raise OptionError(
-            f"--to {own.to}: needs a uniform plan of megatron, and {own.plan} is none",
+            f"--to {own.to} needs a uniform plan of megatron, and {own.plan} is not one",
             remedy="Give --to megatron",
         )
     return _export(own, asked)

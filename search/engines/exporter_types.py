@@ -69,7 +69,7 @@ class Draft(Record):
     entry: str | None = None
     """File to read back, if it describes the entire run; None: read back the launch command."""
     read: Callable[[], Run] | None = None
-    """Function () -> run of the files, if `autopar check` cannot read them; None: it can."""
+    """Function that reads the files back as a run; None: `autopar check` can read them."""
     stand_in: str | None = None
     """Text of a `config.json` for the read-back; None unless the user's script builds the model."""
 

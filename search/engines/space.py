@@ -132,8 +132,8 @@ class EngineSpace(Record):
     rules: tuple[Rule, ...]
     """Constraints of the engine, except divisibility of degrees, over the values of `values_of`."""
     writable: tuple[Rule, ...] = ()
-    """Rules on what files of the engine's release can say, over the values of `said`. Runs that
-    were read from files are exempt."""
+    """Rules on runs that files of the engine's release can describe, over the values of `said`.
+    Runs that were read from files are exempt."""
     said: Callable[[EngineContext], Mapping[str, Any]] = lambda job: {}
     """Function (context) -> values of `writable` by name."""
     left_out: tuple[str, ...]
@@ -432,7 +432,7 @@ CONFIGURED = (
          "no config.json can be written for {model_name}: it has {unwritable}",
          "Use the Hugging Face name of the model, with its owner"),
 )  # fmt: skip
-"""Rule on the models that arguments of Hugging Face's Trainer can name."""
+"""Rule that a `config.json` of Hugging Face can describe the model."""
 TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", loss_parallel=False)
 """Kernels of Hugging Face transformers layers, for accelerate and DeepSpeed."""
 

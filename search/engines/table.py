@@ -196,10 +196,10 @@ def engine_of(source: Configuration) -> Engine:
 
 
 def launch_file(path: str, *, world_size: int | None = None) -> Configuration:
-    """Return the content of a launch file; `world_size` as in `read_configuration`.
+    """Return the content of a launch file.
 
-    Raises DocumentError for a file that cannot be read; the message names its engine if that is one
-    of `search.engines.text.others`.
+    Raises DocumentError for a file that cannot be read; the message names the program that the file
+    belongs to, if `search.engines.text.others` knows it. `world_size` as in `read_configuration`.
     """
     from search.engines.text import read_configuration
 

@@ -92,7 +92,7 @@ def nearest(
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
     raise InputError(
-        f"{reach.title} supports no plan near this one{wanted}: {refused}",
+        f"{reach.title} supports neither this plan nor a similar one{wanted}: {refused}",
         remedy="Search again with --fine-grained-mode 0, one strategy for all layers",
     )
 

@@ -74,7 +74,7 @@ class Export(Record):
     details: tuple[str, ...] = ()
     """Lines printed after the changes: step times, missing memory, choice of the tensor degree."""
     too_large: str = ""
-    """Why the exported plan does not fit or is illegal; empty otherwise, or if it has no price."""
+    """Reason why the exported plan does not fit or is illegal; empty otherwise or if unpriced."""
     price: Mapping[str, object] | None = None
     """Time and memory before and after the export, a JSON object; None if not priced."""
     search: str = ""
@@ -305,7 +305,7 @@ class ExportCandidate(Record):
     how: str
     """Reason for the tensor degree of the exported plan; empty if there was one candidate."""
     not_priced: str = ""
-    """Why the exported plan has no prediction although profiles exist; empty otherwise."""
+    """Reason why the exported plan has no prediction although profiles exist; empty otherwise."""
 
     @property
     def too_large(self) -> bool:

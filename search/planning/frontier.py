@@ -64,7 +64,7 @@ class _At(Record, eq=False):
     """Best plan of one engine at a memory budget."""
 
     value: float
-    """Throughput, samples/s, over the margin that a per-layer plan needs; 0 without a plan."""
+    """Throughput, samples/s, divided by the margin required of per-layer plans; 0 without a plan."""
     least_bytes: float = math.inf
     """Smallest budget in which the plan fits, bytes."""
     result: Callable[[float], SearchResult] | None = None
@@ -79,7 +79,7 @@ class _Engine:
         self._search = search
 
     def is_known(self, budget: float) -> bool:
-        """Return True if the last plan, or that there is none, holds at a smaller budget."""
+        """Return True if the last result, a plan or none, also holds at a smaller budget."""
         if self.at.value == 0.0:
             return True
         return self.at.result is not None and self.at.least_bytes <= budget

@@ -170,7 +170,7 @@ class Planner(LayeredPlanner):
             raise InputError(
                 "a uniform plan needs the names of model and hardware, and options of uniform "
                 "plans",
-                remedy="Make the Planner with them",
+                remedy="Construct the Planner with them",
             )
         return question
 

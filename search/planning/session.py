@@ -460,7 +460,7 @@ class ConstrainedResult(Record, eq=False):
     result: SearchResult | None
     """Search result; None if no plan obeys the rule even with fewer options."""
     reason: str = ""
-    """Why no plan obeys the rule; empty if some do."""
+    """Reason why no plan obeys the rule; empty if some do."""
     left_out: tuple[str, ...] = ()
     """Options of the request that contradict the rule and were ignored for the result."""
 

@@ -188,7 +188,7 @@ def side_of_trace(found: Trace, name: str) -> ComparisonSide:
 
 
 def beside_trace(side: ComparisonSide, found: Trace, name: str) -> Comparison:
-    """Return the comparison of a plan with a trace: its predicted trace on the rank of that one.
+    """Return the comparison of a plan with a trace, for the plan's rank that recorded the trace.
 
     Raises DocumentError if the plan has no such rank.
     """

@@ -42,7 +42,7 @@ _TABLE = {row.name: row for row in _ROWS}
 
 
 def request_of(model: str | None, hardware: str | None, options: Mapping[str, Any]) -> Request:
-    """Return the request of keyword arguments, which is that of the equal command line.
+    """Return the request of keyword arguments, equal to that of the same command line.
 
     Keywords are the options of `autopar search` with underscores, other names of them that the
     command accepts, or fields of `SearchOptions`. Values have the types of the fields;

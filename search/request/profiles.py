@@ -385,7 +385,7 @@ def card_with_shape(
     per_node = gpus_per_node or min(most, world_size or most)
     if num_nodes is None and gpus_per_node is None and world_size is None:
         raise OptionError(
-            f"--hardware {card} has no size",
+            f"--hardware {card}: the size of the cluster is missing",
             remedy=f"Use {card}:8x{most} (8 nodes of {most} GPUs), or add --gpus 64",
         )
     if world_size is None:

@@ -158,7 +158,7 @@ def wrong(case: Case, code: int, out: str, err: str) -> list[str]:
 
 @pytest.mark.whole
 def test_bad_input_is_one_sentence(answers: dict[Case, Answer]) -> None:
-    """Of every row; one test, since a process that runs some of them has run all."""
+    """Exit code and message of every row, in one test, because one process runs all rows."""
     found = {name(case): (wrong(case, *answer), answer) for case, answer in answers.items()}
     assert {row: why for row, why in found.items() if why[0]} == {}
 

@@ -241,7 +241,7 @@ def _own(tool: Tool, rows: Mapping[str, Row], written: str) -> tuple[str, bool]:
 
 
 def spelled(text: str, names: Collection[str]) -> str:
-    """Return a text with these options as arguments: `--seq-length` becomes `seq_length`."""
+    """Return a text with options in argument spelling: `--seq-length` becomes `seq_length`."""
 
     def own(found: re.Match[str]) -> str:
         return found[1].replace("-", "_") if found[1] in names else found[0]

@@ -448,8 +448,8 @@ def open_attention(
     """
     if sinks is not None or window:
         raise InputError(
-            "layers with sliding windows or attention sinks are counted with fused attention only",
-            remedy="Leave it on",
+            "layers with sliding windows or attention sinks need fused attention",
+            remedy="Use fused attention",
         )
     seq, batch, heads, width = q.shape
     flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)

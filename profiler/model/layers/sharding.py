@@ -82,7 +82,8 @@ class Sharding(Record):
         # otherwise ranks would have different numbers of key-value heads
         if kv_heads is not None and kv_heads % t and t % kv_heads:
             raise InputError(
-                f"tensor degree {t} and the {kv_heads} key-value heads do not divide each other",
+                f"tensor degree {t} is neither a divisor nor a multiple of the {kv_heads} "
+                "key-value heads",
                 remedy="Use another degree",
             )
 

@@ -84,7 +84,8 @@ class Execution(Record):
     pipeline_par: _Whole
     data_par: _Whole
     tensor_par_net: _Place
-    """Index in `System.networks` for tensor parallelism; also the next two keys."""
+    """Index of the tier in `System.networks` that tensor parallelism uses; the next two keys are
+    those of pipeline and data parallelism."""
     pipeline_par_net: _Place
     data_par_net: _Place
     batch_size: _Whole

@@ -293,7 +293,7 @@ def _recipe_of(
     if task not in ("pretrain", "lora") or (task == "lora" and "recipe" not in text):
         unpriced = f"--task {task} trains adapters or task samples, whose memory is unknown"
     if text.get("domain", "llm") != "llm":
-        unpriced = f"--domain {text['domain']} has other models than decoders of text"
+        unpriced = f"--domain {text['domain']} has models that are not text decoders"
     if "recipe" in text or "model" in text:
         name = text.get("recipe", f"{text.get('model', '')}_pretrain_config")
         recipe = named_recipe(name.rpartition(".")[2])

@@ -64,7 +64,7 @@ def recipe_of(model: Model, place: ExportTarget, *, tuned: bool = False) -> Reci
     """
     name = recipe_model(model, place.model, tuned=tuned)
     if tuned and name is None:
-        raise UnsupportedError(f"{_TITLE} {VERSION} has no LoRA recipe of {place.model}")
+        raise UnsupportedError(f"{_TITLE} {VERSION} has no LoRA recipe for {place.model}")
     return named_recipe(_VANILLA if name is None else f"{name}_{_KINDS[tuned]}_config")
 
 
@@ -260,7 +260,9 @@ def _samples(run: Run) -> Settings:
         raise UnsupportedError(f"{_TITLE} {VERSION} has no weights in {adapters.base}")
     names = [name for name in _MODULES if adapters.targets.issuperset(ADAPTED[name])]
     if not names or not adapters.fused:
-        raise UnsupportedError(f"{_TITLE} {VERSION} adapts {', '.join(_MODULES)} alone")
+        raise UnsupportedError(
+            f"{_TITLE} {VERSION} supports adapters only in {', '.join(_MODULES)}"
+        )
     return {
         "peft.dim": adapters.rank,
         "peft.target_modules": names,

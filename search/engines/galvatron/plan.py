@@ -231,7 +231,7 @@ def _global(
     for key in ("global_ep_deg", "vocab_cp"):
         if getattr(mode, key) != 1:
             raise DocumentError(
-                source.path, f"the value is {shorten(values[key])}, but plans have 1", key=key
+                source.path, f"the value is {shorten(values[key])}, expected 1", key=key
             )
     consecutive = mode.global_tp_consec
     if not consecutive and not from_shell:

@@ -136,8 +136,7 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
     attention, found = model.attention, _others(model)
     if found:
         raise UnsupportedError(
-            f"no config.json can be written with {' and '.join(found)}, which "
-            f"the plan needs in {title}",
+            f"a config.json cannot describe {' and '.join(found)}, which the plan needs in {title}",
             remedy="Use the Hugging Face name of the model, with its owner",
         )
     kind, name = _kind(model)

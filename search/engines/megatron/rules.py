@@ -633,7 +633,7 @@ SPACE = (
 """Rules for the candidates of a search, over the values of `search.engines.space.values_of`."""
 TUNED = (
     _rule("adapters.recipe", "lora_rank, model_name, tuned", lambda rank, name, tuned:
-          (rank > 0) > tuned, "Megatron-Bridge 0.6 has no LoRA recipe of {model_name}"),
+          (rank > 0) > tuned, "Megatron-Bridge 0.6 has no LoRA recipe for {model_name}"),
 )  # fmt: skip
 """Rule on the models whose adapters Megatron-Bridge trains."""
 

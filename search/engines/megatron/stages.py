@@ -68,11 +68,13 @@ def layout_of(strategy: Strategy) -> str:
     for place, chunk in enumerate(parts):
         if chunk.embeds != (place == 0) or chunk.head != (place == len(parts) - 1):
             raise InputError(
-                "a layout of Megatron-LM has the embedding in its first part "
+                "a pipeline layout of Megatron-LM needs the embedding in its first part "
                 "and the head in its last"
             )
         if chunk.layers != tuple(range(first, first + len(chunk.layers))):
-            raise InputError(f"part {place} of the pipeline does not have the layers that follow")
+            raise InputError(
+                f"part {place} of the pipeline layout does not start with layer {first}"
+            )
         first += len(chunk.layers)
     return "|".join(map(_part, parts))
 

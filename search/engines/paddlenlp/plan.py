@@ -142,7 +142,7 @@ def _nearest(job: ExportJob) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
             return plan, tuple(_losses(before, plan))
         problems = problems or found
     raise InputError(
-        f"{_TITLE} supports no plan near this one: {problems[0]}",
+        f"{_TITLE} supports neither this plan nor a similar one: {problems[0]}",
         remedy="Search again with --disable-tp-consec and without context parallelism",
     )
 

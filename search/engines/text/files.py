@@ -146,7 +146,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise _fail(path, mark.line, f"is not YAML: {problem}") from None
     except RecursionError:
         # An alias can also contain itself.
-        raise DocumentError(str(path), "is nested too deeply", remedy="Give JSON") from None
+        raise DocumentError(str(path), "is nested too deeply", remedy="Use a JSON file") from None
 
 
 _TEMPLATE = re.compile(r"\{\{.*\}\}")
@@ -363,13 +363,14 @@ def read_configuration(
         if command.ended:
             raise DocumentError(
                 path,
-                f"contains no launch command up to line {command.ended}, where it ends in failure",
+                f"contains no launch command up to line {command.ended}, where it ends "
+                "with an error",
                 remedy="Set its variables there, or give --args or --env",
             )
         raise DocumentError(
             path,
             "contains no launch command, such as `torchrun pretrain_gpt.py --num-layers 32`",
-            remedy="Give the launch script, or a .yaml, .toml or .json configuration",
+            remedy="Use the launch script, or a .yaml, .toml or .json configuration",
         )
     return Configuration(
         path=path,
@@ -478,7 +479,7 @@ def _submitted(command: Command, path: Path) -> Command:
                     path,
                     f"{Path(command.program).name} starts the command after `--` with "
                     f"--{flag.replace('-', '_')} {' '.join(given)}",
-                    remedy="Write that command into a script, with the processes that it gets",
+                    remedy="Write that command into a script, with its number of processes",
                 )
         first = end - len(arguments)
         sets = (v.split("=", 1) for w, v in pairwise(own) if w == "--env" and "=" in v)
@@ -579,8 +580,8 @@ def named_path(name: str, beside: Path | None) -> Path | None:
     """Return the path of a file or folder that a launch file names; None if there is none.
 
     The folder `beside` of the launch file is tried first, then the working folder, where shells and
-    launchers look. None: the working folder alone. A name may begin with one of both as scripts
-    spell them, such as `$(dirname "$0")` or `$PWD`.
+    launchers look. None: only the working folder. A name may begin with either folder as scripts
+    spell it, such as `$(dirname "$0")` or `$PWD`.
     """
     name = _HERE.sub("", name)
     folders = (Path(),) if beside is None else (beside, Path())

@@ -1,8 +1,8 @@
-"""Launch files that are of no supported engine, and programs that train otherwise or not at all.
+"""Recognition of launch files of unsupported engines, and of programs that do not train.
 
-Such files contain arguments of the supported engines: Megatron-DeepSpeed has those of Megatron-LM,
-and a server of generated text has them too. They are named, so that they are not taken for another
-engine.
+Such files contain arguments of supported engines: Megatron-DeepSpeed and text generation servers
+accept those of Megatron-LM. Errors name the program, so that the file is not read as a file of
+Megatron-LM.
 
 Sources: launchers and examples of the repositories in `ENGINES`, August 2026.
 """
@@ -119,7 +119,7 @@ _GENERATES = frozenset(
 
 
 def problem_of(source: Configuration) -> str | None:
-    """Return why a file is not read, a sentence about it; None if no such file is recognised."""
+    """Return a sentence on why a file is not read; None if its type is not recognised."""
     command = source.command
     if command is None:
         title = _of_document(source.document)

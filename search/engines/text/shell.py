@@ -1,6 +1,6 @@
 """Launch command of a bash script, found by interpreting the script without running anything.
 
-A word is the one that bash computes, or the script is refused with the construct and its line.
+Words equal those that bash computes; else the script is refused with the construct and its line.
 Values known only at run time (command substitutions, files, environment variables) stay as written
 and count as one word. A condition on such a value is open: all its branches are interpreted. A
 launch command is rejected if they differ in flags that affect memory or time.

@@ -103,7 +103,7 @@ class Words:
         return found
 
     def pattern_text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
-        """Return a pattern, in which a backslash quotes the quoted characters."""
+        """Return a pattern with a backslash before each quoted character."""
         parts = list[str]()
         for piece in word.pieces:
             text = self._text(shell, Word((piece,), word.line), unset=unset)
@@ -193,9 +193,9 @@ class Words:
         )
 
     def unplaced(self, value: str) -> bool:
-        """Return True for what a construct that is not interpreted becomes without quotes.
+        """Return True for the unquoted result of a construct that is not interpreted.
 
-        It may be no word or several, which moves those behind it.
+        It may be no word or several, which shifts the words after it.
         """
         return any(
             character in self.counted and hole.refused

@@ -1,6 +1,6 @@
 """Variables of bash scripts: assignment, `${NAME...}` with its operators, arithmetic.
 
-`search.engines.text.shell_expansion` splits what they expand to into words.
+`search.engines.text.shell_expansion` splits the results into words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNSET = frozenset({"BASH_REMATCH", "REPLY", "MAPFILE", "COPROC"})
 
 
 class Parameter(NamedTuple):
-    """Parts of `${...}`."""
+    """Parameter expansion `${...}`, split into its parts."""
 
     mark: str
     """`#` for a length, `!` for keys or the variable that another names, else empty."""
@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
     operator: str
     """Empty if there is none."""
     word: str
-    """Text behind the operator."""
+    """Text after the operator."""
 
 
 @lru_cache(maxsize=4096)

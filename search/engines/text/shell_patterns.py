@@ -54,7 +54,7 @@ class Repeat(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Begin or end of the text."""
+    """Anchor at the beginning or end of the text."""
 
     end: bool
 
@@ -196,7 +196,7 @@ def _sequence(text: str, at: int) -> tuple[Pattern, int]:
 
 
 def _times(text: str, at: int) -> tuple[int, int | None, int]:
-    """Return (least, most, position behind them) of a repetition; (1, 1) if there is none."""
+    """Return (least, most, position after them) of a repetition; (1, 1) if there is none."""
     mark = text[at : at + 1]
     if mark in ("*", "+", "?") and mark:
         return int(mark == "+"), (1 if mark == "?" else None), at + 1

@@ -476,7 +476,8 @@ class Statements(Conditions):
             if not frame.breaks and not loop.step.strip() and before == self._progress(shell):
                 if shell.found is None:
                     problem = f"line {loop.line}: this loop does not end"
-                    raise DocumentError(self.path, problem, remedy="Give the script that launches")
+                    remedy = "Use the script that starts the training"
+                    raise DocumentError(self.path, problem, remedy=remedy)
                 raise Exit("exit")
             if frame.breaks and before == self._progress(shell):
                 # Nothing changes until a command of the machine ends the loop.

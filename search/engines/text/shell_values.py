@@ -31,9 +31,9 @@ class Hole(NamedTuple):
     why: str = ""
     """Condition that decides the value; empty if it depends on none of the script."""
     many: int = 0
-    """1 if the value becomes no word or several where it is split, 2 if it was split; else 0."""
+    """1 if word splitting may turn the value into no word or several, 2 if it was split; else 0."""
     refused: str = ""
-    """Construct with the value that is not interpreted; empty for a value of the machine."""
+    """Unsupported construct that contains the value; empty for a value of the machine."""
     line: int = 0
     """Line of that construct."""
 
@@ -55,11 +55,11 @@ class Holes:
         return known
 
     def of(self, text: str) -> list[Hole]:
-        """Return the holes of a text."""
+        """Return the run-time values (holes) in a text."""
         return [self._holes[ord(found) - _FIRST_HOLE] for found in _HOLE.findall(text)]
 
     def shown(self, text: str) -> str:
-        """Return a text with its holes as they are written in the script."""
+        """Return a text with each placeholder replaced by the source text of its run-time value."""
         return _HOLE.sub(lambda found: self._holes[ord(found[0]) - _FIRST_HOLE].written, text)
 
     def after_split(self, text: str) -> str:
@@ -107,7 +107,7 @@ class Budget:
                 raise self._over(f"needs more than {self.MOST_SECONDS} CPU-seconds to interpret")
 
     def size(self, size: int) -> None:
-        """Count a text or array that is built, of `size` characters or words."""
+        """Count `size` characters or words of a new text or array."""
         if size > self.MOST_OF_ONE:
             problem = f"a variable grows beyond {self.MOST_OF_ONE} words or characters"
             raise DocumentError(self._path, problem)
@@ -190,21 +190,21 @@ class Shell:
     given: list[str] = field(default_factory=list)
     """Positional parameters `$1`, `$2`, ..."""
     told: bool = False
-    """True if the positional parameters are known; False for those of a script run without."""
+    """True if the positional parameters are known; False if the script was given none."""
     options: frozenset[str] = frozenset()
     """Letters of `set` and names of `shopt` that are on."""
     traps: dict[str, str] = field(default_factory=dict)
     """Commands of `trap`, by signal."""
     frames: tuple[dict[str, Variable | None], ...] = ()
-    """Running functions: outer variable by name of each local one."""
+    """Running functions: the hidden outer variable by name of each local one."""
     status: int | None = 0
     """Exit status of the last command; None if known only at run time."""
     times: dict[str, int] = field(default_factory=dict)
-    """How often each open condition was met."""
+    """Number of evaluations of each undecided condition."""
     option_at: tuple[int, int] = (1, 1)
     """Place of the next option of `getopts`: word, letter."""
     found: Command | Hole | None = None
-    """Last launch command; a hole if it depends on an open condition; None if not found."""
+    """Last launch command; a `Hole` if it depends on an undecided condition; None if not found."""
     launches: int = 0
     """Number of launch commands found."""
 
@@ -260,7 +260,10 @@ class Condition:
         self._words, self._unary, self._at = words, unary, 0
 
     def value(self) -> bool | None:
-        """Return the value by the rules for one to four words, or as an expression of more."""
+        """Return the truth of the words: by number for up to four words, else as an expression.
+
+        The rules are those of bash's `test`. None: known only at run time.
+        """
         words = self._words
         if not words:
             return False
@@ -354,7 +357,7 @@ def _joined(how: str, one: bool | None, other: bool | None) -> bool | None:
 
 
 def compared(one: str, how: str, other: str) -> bool | None:
-    """Return the value of a comparison of `[ ]`; raises WrongTestError if a number is none."""
+    """Return the value of a comparison of `[ ]`; raises WrongTestError for a non-number."""
     if how in _OF_FILES or is_open(one) or is_open(other):
         return None
     if how in _NUMBERS:
@@ -387,7 +390,7 @@ class Command(Record):
     arguments: tuple[str, ...]
     """Words after the program; words of the longest array if no program was found."""
     loose: tuple[int, ...] = ()
-    """Positions of arguments known only at run time that are no value of the flag before them."""
+    """Positions of arguments known only at run time that are not the value of a flag."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()

@@ -450,7 +450,7 @@ class Scanner:
 
 
 def closing(text: str, start: int) -> int:
-    """Return the position behind the bracket that closes the one at `start`; 0 if there is none.
+    """Return the position after the bracket that closes the one at `start`; 0 if there is none.
 
     Brackets in quotes do not count.
     """

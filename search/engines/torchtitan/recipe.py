@@ -45,7 +45,7 @@ def recipe(run: Run, place: ExportTarget) -> Draft:
     }
     found = [text for text, present in others.items() if present]
     if found:
-        raise UnsupportedError(f"no recipe of {_TITLE} can be written with {' and '.join(found)}")
+        raise UnsupportedError(f"a recipe of {_TITLE} cannot describe {' and '.join(found)}")
     text = _text(run, place)
     return Draft(
         version=VERSION,
@@ -80,7 +80,7 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
     """
     found = [text for text, present in obstacles.items() if present]
     if found:
-        raise UnsupportedError(f"{_TITLE} has no model such as {name}, with {' and '.join(found)}")
+        raise UnsupportedError(f"{_TITLE} does not support {' and '.join(found)} of {name}")
 
 
 def beyond(model: Model) -> Mapping[str, bool]:

@@ -198,7 +198,7 @@ _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Message(NamedTuple):
-    """Messages of one operation for n rows."""
+    """Messages of one collective operation, one per row of a table."""
 
     operation: str
     num_bytes: F64

@@ -160,7 +160,7 @@ class IsolatedTimes(NamedTuple):
     ring: tuple[F64, F64]
     """Exposed context-parallel communication, (forward, backward)."""
     reduce: F64
-    """Gradient reduction."""
+    """Seconds of the gradient reduction."""
     gather: F64
     """All-gather of the weights; 0 with DDP."""
     optimizer: F64

@@ -83,8 +83,8 @@ class VocabRows(PricedRows, eq=False):
     beside_loss: I64
     """Bytes (2, N, 3, E) during the loss, in addition to `activations` and `loss`."""
     beside_half: I64
-    """Bytes (2, N, 3, E) in addition to half of `loss`, when the head's weight gradient is
-    computed."""
+    """Bytes (2, N, 3, E) during the weight gradient of the head, in addition to `activations` and
+    half of `loss`."""
     logits: I64
     """Part of `loss`: logits of the head, freed when the loss is known."""
 
@@ -92,7 +92,7 @@ class VocabRows(PricedRows, eq=False):
         """Return (saved activations (N, 3, E), peak transient memory (2, N, 3, E)), bytes.
 
         Memory of the loss is transient, because the loss ends before the backward of the layers.
-        Only on the last stage of GPipe it is live for every micro-batch, except the logits.
+        On the last stage of GPipe it is live for every micro-batch, except the logits.
         """
         kept, passing = self.activations, self.loss
         if pipeline_type == "gpipe":

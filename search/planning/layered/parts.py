@@ -94,7 +94,7 @@ class ChosenPlans(Record):
     """Search result of the best per-layer plan, without alternatives; None if not searched yet."""
     notices: tuple[str, ...] = ()
     why: str = ""
-    """Why per-layer plans were searched instead of uniform ones; empty if not needed."""
+    """Reason why per-layer plans were searched, not uniform ones; empty if not needed."""
 
     @property
     def layers_differ(self) -> bool:

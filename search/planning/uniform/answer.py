@@ -83,7 +83,7 @@ class EngineResult(Record):
     target: Target
     solved: VariantResult | None
     reason: str = ""
-    """Why there is no plan; empty if there is one."""
+    """Reason why there is no plan; empty if there is one."""
     broken: tuple[Notice, ...] = ()
     """Violated rules that exclude all plans; empty if there are none."""
     other_precision: PricedRun | None = None

@@ -101,7 +101,7 @@ class VariantResult(Record):
 
     If some plans fit on the device but not on the host, the one with the least host memory."""
     shortage: MemoryShortage | None = None
-    """Missing memory of `smallest`; None if that is None."""
+    """Missing memory of `smallest`; None without it."""
     least_s: float | None = None
     """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
     complete: bool = True

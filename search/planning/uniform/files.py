@@ -233,8 +233,8 @@ def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
     named += [name for name in ("precision", "cp-kind") if name in typed]
     if named:
         raise OptionError(
-            f"--{named[0]}: {where} has its own degrees; `autopar-explain {where} --why-not "
-            f"{named[0]}=N` compares it with others, a search with the option finds them"
+            f"--{named[0]}: {where} defines the degrees. To compare with others, use "
+            f"`autopar-explain {where} --why-not {named[0]}=N`"
         )
 
 
@@ -245,7 +245,9 @@ def _batch(question: UniformRequest, stored: int, typed: Mapping[str, object]) -
     """
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
-            raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
+            raise OptionError(
+                f"--{name}: a plan has one global batch", remedy="Use --global-batch-size"
+            )
     typed_batch = "global-batch-size" in typed
     return question.job.global_batches[0] if typed_batch else stored
 
@@ -333,7 +335,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
         raise DocumentError(
             where,
-            f"the list has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
+            f"the list does not describe pp({entry.pp}) stages of vpp({entry.vpp}) chunks",
             key="layers_of_chunks",
             remedy=AGAIN,
         )

@@ -145,5 +145,7 @@ def pictures_of(html: str | None, trace: str | None) -> Pictures:
     """Return the files of `--html` and `--trace`; raises OptionError for `-` or an empty name."""
     for option, path in (("--html", html), ("--trace", trace)):
         if path in ("-", ""):
-            raise OptionError(f"{option}: {path!r} is no file", remedy="Give its name")
+            raise OptionError(
+                f"{option}: {path!r} is not a file name", remedy="Use the path of a file"
+            )
     return Pictures(Path(html) if html else None, Path(trace) if trace else None)

@@ -160,7 +160,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     """Return the timeline of an assessed run; raises InputError for a run without a step time."""
     step, run = assessment.step, assessment.run
     if step is None:
-        raise InputError(f"the launch has no step time: {assessment.untimed}")
+        raise InputError(f"the plan has no step time: {assessment.untimed}")
     strategy = run.strategy
     seconds = [_phases(stage) for stage in step.stages]
     early = step.early_reduction_s

@@ -162,7 +162,7 @@ def test_the_page_has_the_recorded_figures(entries: list[Priced | Refused]) -> N
 
 
 def test_everything_but_other_models_is_read(entries: list[Priced | Refused]) -> None:
-    """What is not read names another model, or memory that nobody prices."""
+    """Unread runs name another model, or memory without an estimate."""
     known = (
         "belongs to",
         "a BERT model",

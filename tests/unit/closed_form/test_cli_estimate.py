@@ -209,7 +209,7 @@ def test_placement_is_the_fastest_unless_given(capsys: pytest.CaptureFixture[str
 def test_execution_file_says_what_options_say(
     strategy: str, config: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of every strategy, with the parts that add up to its time and memory."""
+    """Time and memory of every strategy, with the parts that add up to them."""
     path = write(
         tmp_path, {"_why": "a", "strategy": strategy, "config": config, "global_batch_size": 64}
     )

@@ -105,7 +105,7 @@ def test_bottom_up_leaves_refinements_to_the_planner(question: PlanQuestion) -> 
     mixture = load_spec("mixtral-8x7b")
     for spec, strategy, reason in (
         (mixture, LayerStrategy(tp=8), "experts that tensor ranks split"),
-        (mixture, LayerStrategy(ep=8), "the plan has expert degree 8"),
+        (mixture, LayerStrategy(ep=8), "expert degree 8 of the plan"),
         (
             question.spec,
             LayerStrategy(tp=8, recompute=("core_attn",)),

@@ -217,7 +217,7 @@ def test_dev_stdout_is_the_stream_that_is_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("deep", "good"), [(60, True), (64, False), (900, False)])
 def test_brackets_nest_only_so_deep(deep: int, good: bool, tmp_path: Path) -> None:
-    """What checks documents calls itself for every bracket."""
+    """The document check recurses for every bracket."""
     path = tmp_path / "deep.json"
     path.write_text('{"a": ' + "[" * deep + "]" * deep + "}", encoding="utf-8")
     if good:

@@ -169,8 +169,8 @@ def test_a_uniform_model_says_which_layers_have_a_window() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_heads": 2}, "two kinds of heads"),
-        ({"hidden_size": 128}, "two kinds of widths"),
+        ({"num_heads": 2}, "differ in heads"),
+        ({"hidden_size": 128}, "differ in widths"),
         ({"ffn_hidden_size": 128}, "dense MLPs of two kinds"),
         ({"window": 64}, "windows"),
         ({"window": None, "whole_every": 0}, "windows"),

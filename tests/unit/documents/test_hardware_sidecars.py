@@ -1,4 +1,4 @@
-"""What sidecars add to a hardware profile: strided groups, transfers, latency, spread, warnings."""
+"""Additions of sidecars to hardware profiles: strided groups, transfers, latency, spread, notes."""
 
 from __future__ import annotations
 

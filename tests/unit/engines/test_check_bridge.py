@@ -171,7 +171,7 @@ def test_precisions_by_their_names(
 
 
 def test_what_counts_where_two_say_it(tmp_path: Path) -> None:
-    """Of a performance script the argument, of the runner of recipes the override behind it."""
+    """Performance scripts get the argument, the recipe runner the override."""
     words = "-tp 2 model.tensor_model_parallel_size=8 -mb 2 train.micro_batch_size=1"
     for file, tp, micro in (
         (checked(tmp_path, [*LLAMA, *spread(words)]), 2, 2),

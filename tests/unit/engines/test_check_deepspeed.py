@@ -563,7 +563,7 @@ def test_shipped_names_are_models_of_scripts() -> None:
     assert model_named("llama3-8b") == model_named("meta-llama/Meta-Llama-3-8B")
     assert model_named("llama3-8b") == flavour("llama3", "8B")
     assert model_named("mixtral-8x7b") is not None
-    # encoders, and names of nobody
+    # encoders, and unknown names
     assert model_named("t5-3b") is None
     assert model_named("llama9-1t") is None
 

@@ -193,7 +193,7 @@ def test_outputs_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) 
         (("--html", "x", "--trace", "x"), "--trace"),
         (("--json", "x", "--html", "x"), "--html"),
         (("--trace", "launch.json"), "launch.json"),
-        (("--html", "-"), "--html: '-' is no file"),
+        (("--html", "-"), "--html: '-' is not a file name"),
         (("--html", "/dev/full"), "--html /dev/full: cannot be written"),
     ):
         capsys.readouterr()

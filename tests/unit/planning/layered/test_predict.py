@@ -1,4 +1,4 @@
-"""Predictions of plans that somebody else made."""
+"""Predictions of plans from other tools."""
 
 from __future__ import annotations
 

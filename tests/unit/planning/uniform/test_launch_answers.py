@@ -100,7 +100,7 @@ def test_a_file_with_other_stages_than_it_says_is_refused(
     document["launch"]["degrees"]["layers_of_chunks"].append([1])
     path = tmp_path / "launch.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="other stages than pp"):
+    with pytest.raises(InputError, match="does not describe pp"):
         read_launch(path)
 
 
@@ -296,7 +296,7 @@ def test_what_would_be_ignored_beside_a_launch_is_refused(
 def test_another_batch_is_priced_of_the_same_degrees(stored: Path) -> None:
     first, other = read_launch(stored), read_launch(stored, {"global-batch-size": "128"})
     assert other.run.strategy == replace(first.run.strategy, global_batch=128)
-    with pytest.raises(OptionError, match="a launch has one global batch"):
+    with pytest.raises(OptionError, match="a plan has one global batch"):
         read_launch(stored, {"min-bsz": "64", "max-bsz": "128"})
     with pytest.raises(InputError, match=r"world size\(3\) % "):
         read_launch(stored, {"hardware": "h200:1x3"})

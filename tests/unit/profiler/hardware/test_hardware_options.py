@@ -95,7 +95,7 @@ def test_size(text: str, expected: int) -> None:
         ("1.5M", "'1.5M'"),
         ("0", "'0' is 0 bytes, expected 1 to 1099511627776"),
         ("2048G", "expected 1 to 1099511627776 (1024G)"),
-        ("4095", "not whole elements, 4095 = 1023 * 4 + 3"),
+        ("4095", "not a whole number of elements, 4095 = 1023 * 4 + 3"),
         ("9" * 400, "is not a size"),
     ],
 )

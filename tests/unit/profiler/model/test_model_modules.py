@@ -46,7 +46,7 @@ def test_outputs_that_contain_a_hidden_state_are_accepted(layer, output):
     ("options", "words"),
     [
         ({"layer": "flags"}, "layer Layer returns a tuple that starts with Size. Return"),
-        ({"layer": "narrow"}, r"layer Layer returns first a tensor of shape \[1, 8, 1\] for a"),
+        ({"layer": "narrow"}, r"layer Layer returns a tensor of shape \[1, 8, 1\] first"),
         ({"output": "dict"}, "the module Model returns a dict. Return"),
         ({"output": "late"}, "the module Model returns a tuple that starts with FakeTensor"),
         ({"output": "tokens"}, "the module Model returns a tensor of int64"),

@@ -134,7 +134,7 @@ def test_a_folder_answers_one_question(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep", encoding="utf-8")
     assert (tmp_path / "done" / "step.json").is_file()
 
-    with pytest.raises(OptionError, match=r"another question \(batch 8 then, 16 now\)"):
+    with pytest.raises(OptionError, match=r"results for other inputs \(batch 8 then, 16 now\)"):
         opened(tmp_path, batch=16)
     opened(tmp_path, batch=16, resume=False)
     assert not (tmp_path / "done").exists()
@@ -181,7 +181,9 @@ def test_another_release_is_another_question(tmp_path: Path) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**before, "autopar": "0.0.1"}), encoding="utf-8")
 
-    with pytest.raises(OptionError, match=r"another question \(autopar 0.0.1 then, \S+ now\)"):
+    with pytest.raises(
+        OptionError, match=r"results for other inputs \(autopar 0.0.1 then, \S+ now\)"
+    ):
         opened(tmp_path)
 
 

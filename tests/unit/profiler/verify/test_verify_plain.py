@@ -17,7 +17,7 @@ TENSOR = Plan(
     global_batch=8,
     num_microbatches=1,
 )
-"""Tensor parallel over all ranks: nobody holds what another one has."""
+"""Tensor parallel over all ranks: no two ranks hold the same shard."""
 
 
 @pytest.mark.parametrize(
