@@ -64,7 +64,7 @@ class _At(Record, eq=False):
     """Best plan of one engine at a memory budget."""
 
     value: float
-    """Throughput, samples/s, divided by the margin required of per-layer plans; 0 without a plan."""
+    """Throughput, samples/s, over the margin required of per-layer plans; 0 without a plan."""
     least_bytes: float = math.inf
     """Smallest budget in which the plan fits, bytes."""
     result: Callable[[float], SearchResult] | None = None
