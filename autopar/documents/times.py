@@ -583,7 +583,7 @@ class _Reader:
             if slope <= 0:
                 raise DocumentError(
                     self.path,
-                    f"the value is {runs[most][0]:g}, not more than "
+                    f"the value is {runs[most][0]:g}, expected more than "
                     f"{runs[base][0]:g} of {runs[base][1]!r} with fewer layers",
                     key=runs[most][1],
                     remedy="Measure again with more layers",

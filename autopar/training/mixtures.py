@@ -36,9 +36,9 @@ NATURAL_LOSSES = (
 Longer sequences lose less, because attention, which has no experts, takes more of the step."""
 
 NATURAL_SKEW = 1.5
-"""Tokens of the busiest rank over the mean, fitted to these losses. The estimated steps of the
-first three lose 21, 17 and 13 % with it (benchmarks/ledger_rows.py). The skew applies to the
-half of an MoE layer that waits for the busiest rank."""
+"""Tokens of the busiest rank over the mean, fitted to `NATURAL_LOSSES`. With it, the estimated
+steps of the first three rows lose 21, 17 and 13 % (benchmarks/ledger_rows.py). The skew applies to
+the half of an MoE layer that waits for the busiest rank."""
 
 
 _ALONE = 1.10

@@ -35,7 +35,7 @@ def refuse_illegal(
 ) -> None:
     """Raise InputError with all violations if the plan is illegal.
 
-    writes : True if this process writes the JSON document before; only rank 0 does.
+    writes : True on rank 0, which first writes the JSON document.
     """
     if not question.problems:
         return

@@ -250,7 +250,7 @@ def _by_content(path: Path) -> tuple[Path, DocumentKind, Shape | None]:
         ):
             return path, kind, None
     raise InputError(
-        f"{path}: neither the name nor the keys are those of a profile document",
+        f"{path}: neither the name nor the keys match a profile document",
         remedy="Use a name such as allreduce_bandwidth_1nodes_8gpus_per_node.json",
     )
 

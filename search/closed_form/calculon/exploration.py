@@ -443,7 +443,7 @@ def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
 def memory_parts(statistics: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the nonzero parts of the first memory, `proc_mem_tier1_cap_req`, bytes.
 
-    execution : execution document. Of offloaded tensors, only two blocks are in the first memory.
+    execution : execution document. Offloaded tensors occupy the first memory for two blocks only.
     """
     s = statistics
     weights, activations, optimizer = (execution[name] for name in _OFFLOADS)

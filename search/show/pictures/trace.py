@@ -57,7 +57,7 @@ class TraceNames(Record):
 
 
 def names_of(run: Run, device: str) -> TraceNames:
-    """Return the trace names of the engine of a run; device : name of the card."""
+    """Return the names that traces of the run's engine contain; device : name of the card."""
     return TraceNames(
         dialect="torch" if run.kernels.torch_layers else "megatron",
         device=device,

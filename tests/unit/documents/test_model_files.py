@@ -162,7 +162,7 @@ def test_raw_times_of_several_types(tmp_path: Path, spell: str) -> None:
         ({"layernum[2]_bsz1_seq2048": 9.0}, "key 'layertype_0_bsz1_seq2048': this key is missing"),
         (
             {"layernum[2]_bsz1_seq2048": 9.0, "layernum[4]_bsz1_seq2048": 8.0},
-            "not more than 9 of 'layernum[2]_bsz1_seq2048'",
+            "expected more than 9 of 'layernum[2]_bsz1_seq2048'",
         ),
         ({"layertype_0_bsz1_seq2048": 9.0}, "key 'layertype_other_bsz1_seq2048'"),
         ({**COMPUTATION, "layertype_1_bsz1_seq2048": 9.0}, "has layer type 1"),
