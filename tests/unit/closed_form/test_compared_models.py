@@ -101,7 +101,7 @@ def test_bottom_up_notes_what_it_prices_otherwise(question: PlanQuestion) -> Non
 
 
 def test_bottom_up_leaves_refinements_to_the_planner(question: PlanQuestion) -> None:
-    """Split experts, expert degrees and selective recomputation; further tokens are left out."""
+    """Split experts, expert degrees and selective recomputation; MTP layers are ignored."""
     mixture = load_spec("mixtral-8x7b")
     for spec, strategy, reason in (
         (mixture, LayerStrategy(tp=8), "experts that tensor ranks split"),

@@ -130,7 +130,7 @@ def test_plans_say_the_gain_over_the_best_uniform_one(capsys: Capture) -> None:
 
 @pytest.mark.whole
 def test_all_of_it_is_no_wider_and_has_the_rest(capsys: Capture) -> None:
-    """`--verbose` adds terms, stages, alternatives and what was left out."""
+    """`--verbose` adds terms, stages, alternatives and options that were not searched."""
     for words in (_SMALL, (*_LAYERED, "--engine", "galvatron")):
         assert search_command.run([*words, "--output-config-path", "none"]) == 0
         short = capsys.readouterr().out

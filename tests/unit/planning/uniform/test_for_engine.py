@@ -141,8 +141,7 @@ def test_a_given_plan_is_not_searched_for_an_engine(capsys: pytest.CaptureFixtur
 def test_the_plan_file_is_priced_as_it_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--evaluate` alone, and beside the options of the search, has the software and the bytes of
-    the engine that was found; what is typed anew counts."""
+    """`--evaluate` uses stack and memory of the found engine, unless options replace them."""
     path = tmp_path / "autopar_plan_p.json"
     words = ["--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--global-batch-size", "64"]
     # rules of layers are for plans: those of megatron that keep to it
