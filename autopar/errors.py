@@ -18,8 +18,10 @@ module also shortens values in messages, and suggests known words for an unknown
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -129,6 +131,27 @@ class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented publi
 
 class InstallError(AutoparError):
     """The installation is incomplete; the message names the command that completes it."""
+
+
+OS_REMEDY = "Use another path, or make this one usable"
+
+
+def os_problem(error: OSError) -> str:
+    """Return what is wrong with the file of an error of the operating system."""
+    named = not isinstance(error.filename, int)
+    where = shortened(os.fsdecode(error.filename), 200) if named else "stdout"
+    return f"{where}: {error.strerror}"
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """Raise InputError in place of the error of a file that the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise InputError(os_problem(error), remedy=OS_REMEDY) from error
 
 
 # --------------------------------------------------------------------------------------------------

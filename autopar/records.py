@@ -7,21 +7,45 @@ shown by value, and `asdict` and `fields` of `msgspec.structs` apply. Options of
 - `dict=True` is needed for a `functools.cached_property`;
 - `kw_only=False` also accepts fields by position.
 
-Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are checked only for files
-(`autopar.documents.json`), not when Python code makes a record. Mutable data and the options of
-commands are standard `dataclasses.dataclass`; fields of options have metadata
-(`autopar.command.fields`).
+- `checked=True`, for records that users make, checks types and bounds of all fields.
+
+Types and bounds of a field, `Annotated[int, whole_number(1, 8)]`, of other records are checked only
+for files (`autopar.documents.json`). `typed` checks the arguments of a public function. Mutable
+data and the options of commands are standard `dataclasses.dataclass`; fields of options have
+metadata (`autopar.command.fields`).
 """
 
 from __future__ import annotations
 
+import math
+import os
 import reprlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from msgspec import Meta, Struct, StructMeta, field, structs
+from msgspec import Meta, Struct, StructMeta, ValidationError, convert, field, structs
+
+from autopar.errors import OptionError, input_errors
 
 if TYPE_CHECKING:
+    import inspect
+
     # A type checker uses the standard function, so that it compares changes with fields.
     from dataclasses import replace as replace
 else:
@@ -53,9 +77,12 @@ class _RecordType(StructMeta):
         *,
         frozen: bool = True,
         kw_only: bool = True,
+        checked: bool = False,
         **options: Any,
     ) -> _RecordType:
         options |= {"frozen": frozen, "kw_only": kw_only}
+        if checked:
+            namespace["__post_init__"] = _check_fields
         return super().__new__(mcs, name, bases, namespace, **options)
 
 
@@ -205,6 +232,28 @@ def quantity(
     return Meta(gt=minimum, **rest) if exclusive else Meta(ge=minimum, **rest)
 
 
+def is_too_long(value: object) -> bool:
+    """Return True for an integer that Python refuses to print, or soon would."""
+    return isinstance(value, int) and value.bit_length() > 10_000
+
+
+def plain(value: Any) -> Any:
+    """Return a number or an array of NumPy as a Python value; other values are returned as is."""
+    is_numpy = hasattr(value, "tolist") and not isinstance(value, type)
+    return value.tolist() if is_numpy else value
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return the first `limit` characters of a Python value's `repr`, on one line."""
+    if is_too_long(value):
+        return "an integer of thousands of digits"
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return " ".join(text.split())[:limit]
+
+
 def shorten(value: object, limit: int = 60) -> str:
     """Return a value as one line for a message, with strings cut to `limit` characters.
 
@@ -232,3 +281,219 @@ SecondsOrZero = Annotated[
         too_large="looks like milliseconds",
     ),
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Types of Python values: fields of `checked` records, and arguments of `typed` functions.
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+
+
+def _check_fields(one: Record) -> None:
+    """Check the fields of a record, and convert NumPy numbers, lists and paths in place.
+
+    Raises OptionError for the first field of another type or out of bounds.
+    """
+    for name, kind in _field_kinds(type(one)):
+        value = getattr(one, name)
+        made = checked_value(name, kind, value)
+        if made is not value:
+            structs.force_setattr(one, name, made)
+
+
+@cache
+def _field_kinds(kind: type[Record]) -> tuple[tuple[str, Any], ...]:
+    """Return (name, type) of the fields of a record."""
+    return tuple((one.name, one.type) for one in structs.fields(kind))
+
+
+def typed(function: _Called) -> _Called:
+    """Return a function that checks its arguments against their annotations.
+
+    NumPy numbers, lists and paths are converted where the annotation names a plain number, a tuple
+    or a text. An argument of another type raises OptionError, and a file that the system refuses
+    InputError; a wrong number of arguments raises TypeError.
+    """
+
+    @wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        signature, kinds = _signature(function)
+        bound = signature.bind(*values, **named)
+        for name, value in bound.arguments.items():
+            if name not in kinds:
+                continue
+            way = signature.parameters[name].kind
+            if way is way.VAR_POSITIONAL:
+                made: Any = tuple(checked_value(name, kinds[name], one) for one in value)
+            elif way is way.VAR_KEYWORD:
+                made = {key: checked_value(key, kinds[name], one) for key, one in value.items()}
+            else:
+                made = checked_value(name, kinds[name], value)
+            bound.arguments[name] = made
+        with input_errors():
+            return function(*bound.args, **bound.kwargs)
+
+    return cast("_Called", call)
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return the signature and the types of annotated arguments; late, as it takes time."""
+    import inspect
+
+    return inspect.signature(function), get_type_hints(function, include_extras=True)
+
+
+def checked_value(name: str, kind: Any, value: Any) -> Any:
+    """Return a Python value as a value of a type.
+
+    name : name of the argument or field, for the error.
+
+    Raises OptionError: the value has another type, or is out of bounds.
+    """
+    try:
+        return _taken(kind, value)
+    except ValidationError:
+        raise OptionError(f"{name}: expected {_named(kind)}, got {shown(value)}") from None
+
+
+def _taken(kind: Any, value: Any) -> Any:
+    """Return a value as a value of a type; raises ValidationError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or kind is object:
+        return value
+    if isinstance(value, str | Path) and not is_word(str(value)):
+        raise ValidationError
+    if origin in (Union, UnionType):
+        # A value that has one of the types already is not converted to another.
+        for one in sorted(inner, key=lambda one: not _is_instance(one, value)):
+            with suppress(ValidationError):
+                return _taken(one, value)
+        raise ValidationError
+    if origin in (tuple, Sequence):
+        several = inner[:1] * len(_items(value)) if origin is Sequence or ... in inner else inner
+        if len(several) != len(_items(value)):
+            raise ValidationError
+        return tuple(map(_taken, several, _items(value)))
+    if origin is Mapping and isinstance(value, Mapping):
+        return {_taken(inner[0], key): _taken(inner[1], one) for key, one in value.items()}
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if origin not in (Annotated, Literal) and kind not in _WORDS:
+        # Instances of classes; a text is no list of its characters.
+        if _is_instance(kind, value) and not isinstance(value, str | bytes):
+            return value
+        raise ValidationError
+    bare = os.fspath(value) if isinstance(value, os.PathLike) else value
+    # Numbers of NumPy, which also has subclasses of `float`.
+    bare = bare.tolist() if getattr(bare, "ndim", None) == 0 else bare
+    try:
+        made = convert(bare, kind)
+    except ValueError:  # half of a surrogate pair, or too many digits
+        raise ValidationError from None
+    if isinstance(made, float) and math.isnan(made):
+        raise ValidationError
+    return made
+
+
+def is_word(text: str) -> bool:
+    """Return True if the operating system accepts a text as a file name or an argument."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_instance(kind: Any, value: Any) -> bool:
+    """Return True if a value is an instance of a class, of the origin of a generic type."""
+    whole = get_origin(kind) or kind
+    return isinstance(whole, type) and isinstance(value, whole)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """Return the items of a list, a tuple or an array; raises ValidationError."""
+    if getattr(value, "ndim", None) == 1:
+        return list(value)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValidationError
+    return value
+
+
+def _named(kind: Any) -> str:
+    """Return the valid Python values of a type in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        words = [_named(one) for one in inner if one is not NoneType]
+        return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    if origin in (tuple, Sequence):
+        return f"a list, each item {_named(inner[0])}"
+    whole = origin or kind
+    if isinstance(whole, type) and whole not in _WORDS and origin not in (Annotated, Literal):
+        name = "path" if whole is Path else whole.__name__
+        return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+    return expected_of(kind)
+
+
+# --------------------------------------------------------------------------------------------------
+# Types in words.
+
+
+def is_record(kind: Any) -> bool:
+    """Return True if a type is a record."""
+    return isinstance(kind, type) and issubclass(kind, Record)
+
+
+@cache
+def fields_of(kind: type[Record]) -> dict[str, structs.FieldInfo]:
+    """Return the fields of a record by their name in a file."""
+    return {one.encode_name: one for one in structs.fields(kind)}
+
+
+def extra_of(kind: Any) -> Mapping[str, Any]:
+    """Return the `extra` of autopar's own annotation of a type."""
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
+
+
+_WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
+
+
+_NAMED_KEYS = 9
+"""Maximum number of required keys that an error names."""
+
+
+def expected_of(kind: Any) -> str:
+    """Return the valid values of a type in words, for error messages."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        extra = extra_of(kind)
+        if "expected" in extra:
+            return str(extra["expected"])
+        if "like" in extra:
+            return expected_of(extra["like"])
+        metas = [meta for meta in inner[1:] if isinstance(meta, Meta)]
+        least = next((meta.min_length for meta in metas if meta.min_length is not None), None)
+        most = next((meta.max_length for meta in metas if meta.max_length is not None), None)
+        words = expected_of(inner[0])
+        if least is None:
+            return words
+        number = f"{least} items" if least == most else f"at least {least} item(s)"
+        return f"{words} of {number}"
+    if origin is Literal:
+        return " or ".join(filter(None, (", ".join(map(repr, inner[:-1])), repr(inner[-1]))))
+    if origin in (Union, UnionType):
+        # null is optional, so that it is not listed.
+        return " or ".join(expected_of(one) for one in inner if one is not NoneType)
+    if origin in (list, tuple, frozenset) or (
+        isinstance(kind, type) and issubclass(kind, list | tuple)
+    ):
+        return "a list"
+    if is_record(kind):
+        if kind.__struct_config__.tag_field:
+            return f"{kind.__struct_config__.tag_field} {kind.__struct_config__.tag!r}"
+        required = [name for name, one in fields_of(kind).items() if one.required]
+        keys = f" with the key{'s' * (len(required) > 1)} {', '.join(required)}"
+        if len(required) > _NAMED_KEYS:
+            keys = f" with {len(required)} keys, such as {', '.join(required[:3])}"
+        return f"an object{keys}" if required else "an object"
+    return _WORDS.get(kind, "an object")

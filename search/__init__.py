@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
     from search.planning.layered.core import solve_stage
@@ -36,8 +38,8 @@ def __getattr__(name: str) -> Any:
 
 
 def plan(
-    model: str | tuple[ModelSpec, ModelProfile],
-    hardware: str | HardwareProfile,
+    model: str | Path | tuple[ModelSpec, ModelProfile],
+    hardware: str | Path | HardwareProfile,
     **options: Any,
 ) -> SearchResult:
     """Return the fastest plan of a model on a cluster: the answer of `autopar search`.

@@ -24,6 +24,11 @@ _OF_FILES = {"time-profiling-path", "memory-profiling-path"}
 _NO_FAMILY = Family()
 
 
+def as_file(path: str) -> str:
+    """Return a path in words that are neither an option nor one of `NO_FILE`."""
+    return f"./{path}" if path.startswith("-") or path.lower() in NO_FILE else path
+
+
 def normalise(
     arguments: Sequence[str], rows: Sequence[Row], family: Family = _NO_FAMILY
 ) -> tuple[list[str], list[str]]:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.command.aliases import suggestion
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import Record, shorten
+from autopar.records import Record, plain, shorten, shown
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -242,6 +242,8 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"--{row.name}: expected one value, got {shorten(value)}")
         if row.kind == "texts" and not isinstance(value, str):
             values = tuple(str(item) for item in value)
+            if row.positional and "" in values:
+                raise OptionError(f"{row.label}: expected a path, got ''")
             found[row.name] = values if row.parse is None else row.parse(values)  # type: ignore[arg-type]
         else:
             found[row.name] = convert(row, value) if isinstance(value, str) else value
@@ -303,6 +305,7 @@ def validate(options: object) -> None:
 
 def checked(row: Row, value: Any) -> Any:
     """Return a Python value as stored in its field, or raise OptionError."""
+    value = plain(value)
     if row.kind == "choice":
         # Compare types first: an array equals nothing, and True must not match 1.
         if any(type(value) is type(word) and value == word for word in row.choices.values()):
@@ -312,21 +315,21 @@ def checked(row: Row, value: Any) -> Any:
         return row.choices[value]
     if row.flaglike:
         if not isinstance(value, bool | int) or value not in (0, 1):
-            raise OptionError(f"--{row.name}: expected 0 or 1, got {value!r:.60}")
+            raise OptionError(f"--{row.name}: expected 0 or 1, got {shown(value)}")
         return bool(value)
     if row.kind == "text":
-        if not isinstance(value, str):
-            raise OptionError(f"--{row.name}: expected a text, got {value!r:.60}")
+        if not isinstance(value, str) or not value:
+            raise OptionError(f"--{row.name}: expected a text, got {shown(value)}")
         return value
     if row.kind in ("ints", "texts"):
         if not isinstance(value, list | tuple):
             what = "integers" if row.kind == "ints" else "texts"
-            raise OptionError(f"--{row.name}: expected a tuple of {what}, got {value!r:.60}")
+            raise OptionError(f"--{row.name}: expected a tuple of {what}, got {shown(value)}")
         if row.kind == "ints":
             return tuple(_checked_number(row, number) for number in value)
         for text in value:
             if not isinstance(text, str):
-                raise OptionError(f"--{row.name}: expected a text, got {text!r:.60}")
+                raise OptionError(f"--{row.name}: expected a text, got {shown(text)}")
         return tuple(value)
     return _checked_number(row, value)
 
@@ -341,7 +344,7 @@ def _checked_number(row: Row, value: Any) -> int | float:
         if row.kind != "float":
             float(number)
     except (TypeError, ValueError, OverflowError):
-        raise OptionError(f"--{row.name}: expected {_expected(row)}, got {value!r:.60}") from None
+        raise OptionError(f"--{row.name}: expected {_expected(row)}, got {shown(value)}") from None
     # Bounds are in the unit of the command line, values in base units.
     _check_number(row, number / row.scale if row.scale != 1.0 else number, None)
     return number
@@ -376,8 +379,8 @@ def convert(row: Row, text: str) -> Any:
         except OptionError as error:
             raise OptionError(error.problem, remedy=_in_unit(row, text)) from None
         return number * row.scale if row.scale != 1.0 else number
-    if not text and (row.is_str or row.parse is None):
-        raise OptionError(f"--{row.name}: expected a text, got ''")
+    if not text and (row.is_str or row.parse is None or row.parse is Path):
+        raise OptionError(f"{row.label}: expected a text, got ''")
     if row.parse is not None:
         return row.parse(text)
     return (text,) if row.kind == "texts" else text
@@ -447,7 +450,7 @@ def _check_number(row: Row, number: float, text: str | None) -> None:
     is_read = text is None or (row.expects is not None and not math.isnan(number))
     got = f"{number:.12g}" if is_read and isinstance(number, float) else f"{number}"
     if not is_read:
-        got = f"{text!r:.60}"
+        got = f"{shown(text)}"
     raise OptionError(f"--{row.name}: expected {_expected(row)}, got {got}")
 
 
@@ -472,8 +475,9 @@ def _in_bytes(value: str, words: Sequence[str]) -> str:
 def _no_choice(row: Row, value: object) -> OptionError:
     words = list(row.choices)
     listed = ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
-    hint = _in_bytes(str(value), words) or did_you_mean(str(value), words)
-    return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}", remedy=hint)
+    text = value if isinstance(value, str) else ""
+    hint = _in_bytes(text, words) or did_you_mean(text, words)
+    return OptionError(f"--{row.name}: expected {listed}, got {shown(value)}", remedy=hint)
 
 
 def written(row: Row, value: Any) -> Any:

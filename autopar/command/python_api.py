@@ -23,7 +23,9 @@ from typing import Any
 
 from autopar.cli import SUBCOMMANDS
 from autopar.command.answers import HEAD, is_answer, running
+from autopar.command.dialect import as_file
 from autopar.errors import InputError, InstallError, OptionError, did_you_mean
+from autopar.records import is_too_long, is_word, plain, shown, typed
 from autopar.units import GIB
 
 _LISTS = ("models", "cards", "sites", "stacks")
@@ -34,7 +36,13 @@ _ROWS = 12
 class Answer(Mapping[str, Any]):
     """Answer of a command: the object of its `--json`, with a notebook representation."""
 
+    @typed
     def __init__(self, document: Mapping[str, Any]) -> None:
+        if not is_answer(document):
+            raise OptionError(
+                f"document: expected the object of `--json`, got {shown(dict(document))}",
+                remedy="Use autopar.ask, or read the file of `--json`",
+            )
         self._document = dict(document)
 
     def __getitem__(self, key: str) -> Any:
@@ -212,7 +220,8 @@ def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
 # Calling a command
 
 
-def ask(command: str, *words: str, **options: Any) -> Answer:
+@typed
+def ask(command: str, *words: str | Path, **options: Any) -> Answer:
     """Return the answer of a command, such as `ask("check", "train.sh", hardware="h100:1x8")`.
 
     Parameters
@@ -237,7 +246,10 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
         raise OptionError(f"unknown command {command!r:.60}", remedy=hint)
     module = import_module(SUBCOMMANDS[command][1])
     run = partial(module.run, what=command) if command in _LISTS else module.run
-    arguments = [*words, *_typed(module, options), "--json", "-"]
+    arguments = [*map(str, words), *_typed(module, options), "--json", "-"]
+    for word in arguments:
+        if not is_word(word):
+            raise OptionError(f"{word!r:.60}: a command line cannot contain this text")
     with running(command, asked=True) as now:
         run(arguments)
     if now.answer is None:
@@ -246,26 +258,37 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
 
 
 def _typed(module: Any, options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line."""
+    """Return options as words of a command line; raises OptionError for a value of another type."""
     command = getattr(module, "COMMAND", None)
     kinds = {} if command is None else {row.name: row.kind for row in command.rows}
     found = []
-    for key, value in options.items():
+    for key, given in options.items():
         name = key.rstrip("_").replace("_", "-")
-        if value is None:
+        if given is None:
             continue
+        value = plain(given)
+        kind = kinds.get(name, "flag")
         values = value if isinstance(value, list | tuple) else [value]
-        if kinds.get(name) != "texts":
-            values = [",".join(_word(one) for one in values)]
-        found += [f"--{name}={_word(one)}" for one in values]
+        words = [_word(f"--{name}", one, kind) for one in values]
+        found += [f"--{name}={one}" for one in (words if kind == "texts" else [",".join(words)])]
     return found
 
 
-def _word(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+def _word(name: str, given: object, kind: str) -> str:
+    """Return a Python value as a word of a command line, which the option `name` then checks.
+
+    kind : kind of the option; that of aliases is not known yet and may be a flag
+    """
+    value = plain(given)
+    if isinstance(value, bool) and kind in ("flag", "switch"):
+        return str(int(value))
+    if not isinstance(value, str | Path | int | float) or is_too_long(value):
+        raise OptionError(f"{name}: expected a text or a number, got {shown(value)}")
+    return str(value)
 
 
-def search(model: str, hardware: str, **options: Any) -> Answer:
+@typed
+def search(model: str | Path, hardware: str | Path, **options: Any) -> Answer:
     """Return the fastest uniform or per-layer plan of a model on a cluster: `autopar search`.
 
     Parameters
@@ -278,12 +301,21 @@ def search(model: str, hardware: str, **options: Any) -> Answer:
     return ask("search", model=model, hardware=hardware, **options)
 
 
+@typed
 def check(*files: str | Path, **options: Any) -> Answer:
     """Return findings, memory and step time of launch scripts: `autopar check`."""
     # By name, because a word such as `--html=page.html` or `lr=1.sh` would be an option.
-    return ask("check", files=[str(one) for one in files], **options)
+    return ask("check", files=[_file(one) for one in files], **options)
 
 
+def _file(given: str | Path) -> str:
+    """Return the word for a file; raises OptionError for an empty text."""
+    if not str(given):
+        raise OptionError("file: expected a path, got ''")
+    return as_file(str(given))
+
+
+@typed
 def explain(
     plan: str | Path | Mapping[str, Any], why_not: str | None = None, **options: Any
 ) -> Answer:
@@ -296,6 +328,7 @@ def explain(
     return _of_files("explain", {"plan": plan}, why_not=why_not, **options)
 
 
+@typed
 def compare(
     first: str | Path | Mapping[str, Any], second: str | Path | Mapping[str, Any], **options: Any
 ) -> Answer:
@@ -317,7 +350,7 @@ def _of_files(
         words = {}
         for name, one in given.items():
             if isinstance(one, str | Path):
-                words[name] = str(one)
+                words[name] = _file(one)
                 continue
             path = Path(folder) / f"{name}.json"
             document = dict(one)

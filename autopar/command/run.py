@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from autopar.command.answers import emit_answer, error_document, running_now
 from autopar.errors import (
     INTERRUPTED,
+    OS_REMEDY,
     TERMINATED,
     UNUSABLE,
     AutoparError,
     fitted,
     message_of,
-    shortened,
+    os_problem,
+    with_remedy,
 )
 
 if TYPE_CHECKING:
@@ -79,9 +81,7 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         closed_pipe_exit_code()
         return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
-        named = not isinstance(error.filename, int)
-        where = shortened(os.fsdecode(error.filename), 200) if named else "stdout"
-        text = f"{where}: {error.strerror}. Use another path, or make this one usable"
+        text = with_remedy(os_problem(error), OS_REMEDY)
         return Failure(fitted(one_line(text)), UNUSABLE)
     # The error of a missing working directory names no file.
     if isinstance(error, FileNotFoundError):

@@ -38,7 +38,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
-from autopar.records import Record, replace
+from autopar.records import Positive, Record, replace, typed
 from autopar.sanity_checks import (
     CurvePoint,
     GrowthLaw,
@@ -239,11 +239,12 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 MAKE_HARDWARE = "Create it with `torchrun -m profiler.hardware`"
 
 
+@typed
 def read_hardware_dir(
     path: Path | str,
     *,
-    num_nodes: int,
-    gpus_per_node: int,
+    num_nodes: Positive,
+    gpus_per_node: Positive,
     bandwidth_unit: BandwidthUnit | None = None,
 ) -> HardwareProfile:
     """Return the hardware profile in a directory; its sp_time file is optional.

@@ -32,7 +32,16 @@ from autopar.limits import (
     too_many_digits,
 )
 from autopar.output import Aside, is_outside, write_files
-from autopar.records import Entry, KeyFault, Record, shorten
+from autopar.records import (
+    Entry,
+    KeyFault,
+    Record,
+    expected_of,
+    extra_of,
+    fields_of,
+    is_record,
+    shorten,
+)
 
 
 class JsonDocument(Record):
@@ -270,7 +279,7 @@ def _order(kind: Any, fault: Fault, data: Mapping[str, Any]) -> tuple[bool, bool
 
 def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
     """Return the unknown key of a file that is most similar to a missing key, or None."""
-    known = _fields(kind) if _is_record(kind) else {}
+    known = fields_of(kind) if is_record(kind) else {}
     others = islice((str(name) for name in data if name not in known), MOST_ERRORS)
     return nearest(key, others, least=0.8)
 
@@ -288,7 +297,7 @@ def written(value: Any, *, defaults: bool = True) -> Any:
     if isinstance(value, Record):
         return {
             one.encode_name: written(item, defaults=defaults)
-            for one in _fields(type(value)).values()
+            for one in fields_of(type(value)).values()
             if (item := getattr(value, one.name)) is not None
             and (defaults or item != default_of(one))
         }
@@ -344,16 +353,16 @@ def converted(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
         }
     elif hasattr(kind, "taken"):
         return kind.taken(value, key, found)
-    elif _is_record(kind) and isinstance(value, kind):
+    elif is_record(kind) and isinstance(value, kind):
         return value
-    elif _is_record(kind) and isinstance(value, Mapping):
+    elif is_record(kind) and isinstance(value, Mapping):
         return _taken_object(kind, value, key, found)
     return _taken_plain(kind, value, key, found)
 
 
 def _tagged(kinds: list[Any], value: Any) -> Any:
     """Return the record type of a union that matches the tag of a JSON object, or None."""
-    for kind in filter(_is_record, kinds):
+    for kind in filter(is_record, kinds):
         own = kind.__struct_config__
         if own.tag_field and isinstance(value, Mapping) and value.get(own.tag_field) == own.tag:
             return kind
@@ -362,17 +371,17 @@ def _tagged(kinds: list[Any], value: Any) -> Any:
 
 def _taken_annotated(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     inner, *metas = get_args(kind)
-    extra = _extra(kind)
+    extra = extra_of(kind)
     if "read" in extra:
         if value is None and NoneType in get_args(inner):
             return None
-        if isinstance(value, Mapping) or not _is_record(extra["like"]):
+        if isinstance(value, Mapping) or not is_record(extra["like"]):
             return extra["read"](value, key, found)
         found.append((key, f"the value is {shorten(value)}, expected {expected_of(kind)}"))
         return None
     # Errors inside come first, each with its own key.
     whole = get_origin(inner) or inner
-    if _is_record(whole) and isinstance(value, Mapping):
+    if is_record(whole) and isinstance(value, Mapping):
         return converted(inner, value, key, found)
     if whole not in (list, tuple, dict):
         return _taken_plain(kind, value, key, found)
@@ -394,7 +403,7 @@ def _taken_object(
         except KeyFault as fault:
             found.append((below(key, fault.key), str(fault)))
             return None
-    known, number = _fields(kind), len(found)
+    known, number = fields_of(kind), len(found)
     # Other releases or tools may use another name for a field.
     others: Mapping[str, str] = getattr(kind, "other_names", {})
     called = {name: name for name in known}
@@ -440,7 +449,7 @@ def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     if kind is Any:
         found += islice(_not_finite(value, key), 1)
         return value
-    extra = _extra(kind)
+    extra = extra_of(kind)
     # Numbers that exceed 64 bits are not compared with bounds.
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
     if type(value) is float and abs(value) < _NEAREST_TO_0:
@@ -475,23 +484,8 @@ _NEAREST_TO_0 = 1e-100
 """Smallest number that is not 0 in any unit, and whose inverse is finite in any unit."""
 
 
-def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Record)
-
-
-@cache
-def _fields(kind: type[Record]) -> dict[str, FieldInfo]:
-    return {one.encode_name: one for one in fields(kind)}
-
-
 def _is_closed(kind: type[Record]) -> bool:
     return kind.__struct_config__.forbid_unknown_fields
-
-
-def _extra(kind: Any) -> Mapping[str, Any]:
-    """Return the `extra` of autopar's own annotation of a type."""
-    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-    return next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
 
 
 @cache
@@ -503,10 +497,10 @@ def is_plain(kind: Any) -> bool:
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         bounded = inner[0] is float and any(_has_bounds(meta) for meta in inner[1:])
-        return "read" not in _extra(kind) and (bounded or is_plain(inner[0]))
+        return "read" not in extra_of(kind) and (bounded or is_plain(inner[0]))
     if get_origin(kind) in (list, tuple, dict, Union, UnionType):
         return all(one is Ellipsis or is_plain(one) for one in inner)
-    if _is_record(kind):
+    if is_record(kind):
         return (
             not hasattr(kind, "prepared")
             and not issubclass(kind, Entry)
@@ -518,7 +512,7 @@ def is_plain(kind: Any) -> bool:
 @cache
 def _has_any(kind: Any) -> bool:
     """Return True if a record's field, or an item in it, may have a value of any type."""
-    if _is_record(kind):
+    if is_record(kind):
         return any(_has_any(one.type) for one in fields(kind))
     return kind is Any or any(map(_has_any, get_args(kind)))
 
@@ -545,50 +539,6 @@ def unknown_key(key: str, known: list[str]) -> str:
 
 _MOST_NAMES = 60
 """Maximum characters of the known keys that an error lists."""
-
-
-_WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
-
-
-_NAMED_KEYS = 9
-"""Maximum number of required keys that an error names."""
-
-
-def expected_of(kind: Any) -> str:
-    """Return the valid values of a type in words, for error messages."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        extra = _extra(kind)
-        if "expected" in extra:
-            return str(extra["expected"])
-        if "like" in extra:
-            return expected_of(extra["like"])
-        metas = [meta for meta in inner[1:] if isinstance(meta, Meta)]
-        least = next((meta.min_length for meta in metas if meta.min_length is not None), None)
-        most = next((meta.max_length for meta in metas if meta.max_length is not None), None)
-        words = expected_of(inner[0])
-        if least is None:
-            return words
-        number = f"{least} items" if least == most else f"at least {least} item(s)"
-        return f"{words} of {number}"
-    if origin is Literal:
-        return " or ".join(filter(None, (", ".join(map(repr, inner[:-1])), repr(inner[-1]))))
-    if origin in (Union, UnionType):
-        # null is optional, so that it is not listed.
-        return " or ".join(expected_of(one) for one in inner if one is not NoneType)
-    if origin in (list, tuple, frozenset) or (
-        isinstance(kind, type) and issubclass(kind, list | tuple)
-    ):
-        return "a list"
-    if _is_record(kind):
-        if kind.__struct_config__.tag_field:
-            return f"{kind.__struct_config__.tag_field} {kind.__struct_config__.tag!r}"
-        required = [name for name, one in _fields(kind).items() if one.required]
-        keys = f" with the key{'s' * (len(required) > 1)} {', '.join(required)}"
-        if len(required) > _NAMED_KEYS:
-            keys = f" with {len(required)} keys, such as {', '.join(required[:3])}"
-        return f"an object{keys}" if required else "an object"
-    return _WORDS.get(kind, "an object")
 
 
 def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any]:

@@ -46,7 +46,7 @@ from autopar.documents.times import (
     seqs_text,
 )
 from autopar.errors import DocumentError, InputError
-from autopar.records import Record, replace
+from autopar.records import Record, replace, typed
 from autopar.run.model import (
     LayerMemory,
     LayerProfile,
@@ -76,6 +76,7 @@ class ModelMemory(Record):
     notes: tuple[str, ...]
 
 
+@typed
 def read_model_profile(
     *,
     computation: Path,

@@ -28,7 +28,7 @@ from autopar.documents.strategy import (
 )
 from autopar.errors import DocumentError, InputError
 from autopar.output import write_text
-from autopar.records import Entry, KeyFault, Positive, Record
+from autopar.records import Entry, KeyFault, Positive, Record, typed
 from autopar.run.architecture import Model
 from autopar.run.of_plan import plan_of_run
 from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Plan, Prediction, StagePrediction
@@ -731,11 +731,12 @@ def write_strategy(plan: Plan, path: Path | str) -> None:
     write_document(path, galvatron_document(plan))
 
 
+@typed
 def read_strategy(
     source: Path | str | Mapping[str, object] | PlanDocument,
     *,
-    world_size: int | None = None,
-    num_layers: int | None = None,
+    world_size: Positive | None = None,
+    num_layers: Positive | None = None,
     path: Path | str = "plan",
 ) -> Plan:
     """Return the plan in a strategy file, a plan file, or the parsed content of either.

@@ -19,7 +19,7 @@ from autopar.documents.json import load_object, read_record, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import checked_layer, checked_model
-from autopar.records import Record, replace, shorten
+from autopar.records import Positive, Record, replace, shorten, typed
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 
@@ -63,20 +63,24 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
 # A spec by name or path, with other sizes, and written again.
 
 
+@typed
 def load_spec(
     name_or_path: str,
     *,
-    num_layers: Sequence[int] | None = None,
-    seq_length: Sequence[int] | None = None,
-    hidden_size: Sequence[int] | None = None,
-    **widths: int | None,
+    num_layers: Sequence[Positive] | None = None,
+    seq_length: Sequence[Positive] | None = None,
+    hidden_size: Sequence[Positive] | None = None,
+    num_heads: Positive | None = None,
+    num_kv_heads: Positive | None = None,
+    head_dim: Positive | None = None,
+    ffn_hidden_size: Positive | None = None,
 ) -> ModelSpec:
     """Return the spec of a shipped name, a Hugging Face `config.json` or a `model.json`.
 
     Overrides are sequences of one value for all layer types or one per type. Sizes that are not
     given are scaled, see `resized`.
 
-    widths : `num_heads`, `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all layer types.
+    num_heads, num_kv_heads, head_dim, ffn_hidden_size : widths of all layer types.
 
     Raises InputError for an unknown name, DocumentError for an invalid file, OptionError for an
     invalid override.
@@ -101,7 +105,12 @@ def load_spec(
         spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
     if published is not None and name_or_path in catalog.WITHOUT_SIZES:
-        sizes = {"hidden_size": hidden_size, "num_layers": num_layers, **widths}
+        sizes = {
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "ffn_hidden_size": ffn_hidden_size,
+        }
         needed = ("hidden_size", "num_layers", "num_heads", "ffn_hidden_size")
         missing = [f"--{name.replace('_', '-')}" for name in needed if not sizes.get(name)]
         if missing:
@@ -120,7 +129,14 @@ def load_spec(
     hidden: list[Any] = _per_type("hidden_size", hidden_size, len(layers), spec.name)
     hidden = hidden or [None] * len(layers)
     sized = tuple(
-        resized(layer, hidden_size=value, **widths)
+        resized(
+            layer,
+            hidden_size=value,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            ffn_hidden_size=ffn_hidden_size,
+        )
         for layer, value in zip(layers, hidden, strict=True)
     )
     if sized != tuple(layers):
@@ -290,9 +306,6 @@ def _given(record: Record) -> dict[str, Any]:
 def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) -> list[int]:
     if values is None:
         return []
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"{option} {value!r}: expected a positive whole number")
     if len(values) not in (1, types):
         raise OptionError(
             f"{option} has {format_count(len(values), 'value')}, but model "

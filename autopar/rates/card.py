@@ -27,7 +27,6 @@ from autopar.documents.json import (
     Fault,
     JsonDocument,
     converted,
-    expected_of,
     headed,
     load_object,
     own_reader,
@@ -46,7 +45,7 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import Record, record_of, replace, shorten
+from autopar.records import Record, expected_of, record_of, replace, shorten, typed
 from autopar.sources import Source
 from autopar.units import MIB
 
@@ -448,6 +447,7 @@ _OPTIONAL = {
 """Expected value of every optional number of a card, by "section.key"."""
 
 
+@typed
 def load_card(name: str) -> Card:
     """Return a card by name, alias or path; raises InputError if it is unknown or invalid."""
     return read_card(load_object(catalog.find_card(name)))

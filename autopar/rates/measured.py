@@ -181,7 +181,7 @@ class Curve(Record, eq=False, dict=True):
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
-class HardwareProfile(Record, eq=False):
+class HardwareProfile(Record, checked=True, eq=False):
     """Bandwidths, collective times and capacities of `num_nodes` x `gpus_per_node` GPUs."""
 
     num_nodes: int

@@ -36,7 +36,7 @@ _Ratio = Annotated[float, number(1.0, 1e12)]
 _Text = Annotated[str, Meta(min_length=1, extra={"expected": "a text"})]
 
 
-class LatentSpec(Record):
+class LatentSpec(Record, checked=True):
     """Widths of multi-head latent attention, whose queries and keys are compressed to low ranks.
 
     Names follow DeepSeek-V2 (arXiv 2405.04434, section 2.1). Each of the `num_heads` heads has its
@@ -59,7 +59,7 @@ _Latent = Annotated[
 ]
 
 
-class LayerSpec(Record):
+class LayerSpec(Record, checked=True):
     """Consecutive transformer layers of one layer type."""
 
     num_layers: _Layers
@@ -124,7 +124,7 @@ _LayerList = Annotated[
 ]
 
 
-class ModelSpec(Record):
+class ModelSpec(Record, checked=True):
     """Model architecture: layer types in execution order, embedding and head."""
 
     name: _Text
@@ -269,7 +269,7 @@ class LayerProfile(Record):
     """Additional times from a sidecar file: separate backward, sharded layers, recomputation."""
 
 
-class ModelProfile(Record):
+class ModelProfile(Record, checked=True):
     """Content of one computation file and one memory file, in base units."""
 
     layers: tuple[LayerProfile, ...]

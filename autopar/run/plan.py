@@ -14,7 +14,7 @@ from msgspec import field
 
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import Record, replace
+from autopar.records import Positive, Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.rules import (
     CHUNKS,
@@ -39,27 +39,27 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 """Modules of selective recomputation, named as in Megatron-Core."""
 
 
-class LayerStrategy(Record):
+class LayerStrategy(Record, checked=True):
     """Parallelism of one layer; the data-parallel degree follows from world, stages, tp and cp.
 
     Strategies are ordered by their fields in turn. This canonical order breaks ties between equally
     fast plans.
     """
 
-    tp: int = 1
+    tp: Positive = 1
     """Tensor degree: Megatron tensor parallelism, or Ulysses sequence parallelism."""
     ulysses: bool = False
-    cp: int = 1
+    cp: Positive = 1
     """Context (ring attention) degree."""
     zero3: bool = False
     checkpoint: bool = False
     strided: bool = False
     """True if the tensor group is ranks i, i+stride, ... instead of neighbours."""
-    ep: int = 1
+    ep: Positive = 1
     """Expert degree: ranks of a stage over which the experts of the layer are distributed. The grid
     of experts (`expert_tp` * ep * edp) and that of other weights (tp * cp * dp) share only the
     stage. So these ranks may belong to different tensor, context and data groups."""
-    etp: int | None = None
+    etp: Positive | None = None
     """Expert tensor degree; None: `tp` without expert parallelism, 1 with it."""
     recompute: tuple[Module, ...] = ()
     """Recomputed modules, sorted; empty with `checkpoint`, which recomputes the whole layer.
@@ -108,13 +108,13 @@ class LayerStrategy(Record):
         return "-".join(parts)
 
 
-class VocabStrategy(Record, order=True):
+class VocabStrategy(Record, checked=True, order=True):
     """Parallelism of embedding, head and loss."""
 
-    tp: int = 1
+    tp: Positive = 1
     ulysses: bool = False
     zero3: bool = False
-    cp: int = 1
+    cp: Positive = 1
     """Context degree; embedding, head and loss process the tokens of the rank's two pieces."""
 
     def as_layer(self) -> LayerStrategy:
@@ -122,21 +122,21 @@ class VocabStrategy(Record, order=True):
         return LayerStrategy(tp=self.tp, ulysses=self.ulysses, cp=self.cp, zero3=self.zero3)
 
 
-class Plan(Record):
+class Plan(Record, checked=True):
     """Per-layer plan: one strategy per layer, pipeline stages, schedule and batch."""
 
-    world_size: int
-    num_stages: int
+    world_size: Positive
+    num_stages: Positive
     stage_sizes: tuple[int, ...]
     """Layers per stage; the sum is the number of layers."""
     layers: tuple[LayerStrategy, ...]
     vocab: VocabStrategy
-    global_batch: int
-    num_microbatches: int
+    global_batch: Positive
+    num_microbatches: Positive
     pipeline_type: PipelineType = "1f1b"
     default_dp_type: ZeroDefault = "ddp"
     """ZeRO stage of layers without ZeRO-3."""
-    num_chunks: int = 1
+    num_chunks: Positive = 1
     """Virtual pipeline size: model chunks per stage."""
     chunk_sizes: tuple[int, ...] = ()
     """Layers of every chunk in execution order; empty if the layers of a stage are divided
@@ -234,7 +234,7 @@ PUBLISHED_RUNS = "published runs"
 """Basis of an interval: errors of estimates against published runs."""
 
 
-class Prediction(Record):
+class Prediction(Record, checked=True):
     """Predicted step time (the objective) and memory of a plan, with the step time of a replay."""
 
     step_time_s: float

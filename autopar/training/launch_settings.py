@@ -14,9 +14,8 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import fields
 
-from autopar.documents.json import expected_of
 from autopar.errors import DocumentError, InputError, did_you_mean
-from autopar.records import replace, shorten
+from autopar.records import expected_of, replace, shorten
 from autopar.run.run import Run, legal
 from autopar.training.old_settings import OF_LAYERS, RENAMED
 

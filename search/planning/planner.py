@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from autopar.errors import InfeasibleError, InputError
+from autopar.errors import InfeasibleError, InputError, input_errors
 from autopar.price.assessment import assess
-from autopar.records import replace
+from autopar.records import replace, typed
 from autopar.run.of_plan import UniformPlan
 from autopar.run.plan import Infeasibility, Plan, Prediction
 from search.engines.table import engine_space
@@ -20,6 +20,7 @@ from search.planning.frontier import frontier
 from search.planning.layered.parts import ChosenPlans
 from search.planning.layered.planner import (
     Planner as LayeredPlanner,
+    batches_of,
     changes_of,
     solve_by_family,
 )
@@ -30,7 +31,7 @@ from search.planning.uniform.files import choice_of
 from search.planning.uniform.result import UniformSearchResult, prediction_of, result_of
 from search.request.interface import (
     changed,
-    check_documents,
+    checked_documents,
     fixed_by_rule,
     open_documents,
     request_of,
@@ -38,6 +39,8 @@ from search.request.interface import (
 from search.request.options import EngineChoice, SearchOptions, option_record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
     from search.request.request import Request
@@ -57,13 +60,14 @@ class Planner(LayeredPlanner):
     InputError : an input or option is missing or invalid.
     """
 
+    @input_errors()
     def __init__(
         self,
-        model: str | tuple[ModelSpec, ModelProfile],
-        hardware: str | HardwareProfile,
+        model: str | Path | tuple[ModelSpec, ModelProfile],
+        hardware: str | Path | HardwareProfile,
         **options: Any,
     ) -> None:
-        check_documents(model, hardware)
+        model, hardware = checked_documents(model, hardware)
         if not (isinstance(model, str) and isinstance(hardware, str)):
             self._set(*open_documents(model, hardware, options))
             return
@@ -96,6 +100,7 @@ class Planner(LayeredPlanner):
         session = opened(ChosenPlans(request=request))
         self._set(session.spec, session.profile, session.hardware, session.options)
 
+    @input_errors()
     def best(self) -> SearchResult:
         """Return the answer of the command: `solve` with its alternatives."""
         if self._searches_engines:
@@ -104,6 +109,7 @@ class Planner(LayeredPlanner):
             return solve_by_family(self, self.options.top)
         return _solved(self._request, self._route)
 
+    @input_errors()
     def solve(
         self,
         memory_constraint_bytes: float | None = None,
@@ -135,16 +141,15 @@ class Planner(LayeredPlanner):
                 explained=explained,
             )
         changes = changes_of(memory_constraint_bytes, memory_constraint_gib, top)
-        replace(self._request.options, **changes)  # for its checks
-        request = changed(self._request, changes)
-        if not global_batch_sizes:
+        options = replace(self._request.options, **changes)  # for its checks
+        request = changed(self._request, {name: getattr(options, name) for name in changes})
+        batches = batches_of(global_batch_sizes)
+        if not batches:
             return _solved(request)
-        found = []
-        for batch in global_batch_sizes:
-            SearchOptions(settle_bsz=batch)  # for its checks
-            found.append(_solved(changed(request, {"settle_bsz": batch})))
+        found = [_solved(changed(request, {"settle_bsz": batch})) for batch in batches]
         return max(found, key=_rate)
 
+    @typed
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
         """Return step time and memory of a plan, which may be illegal or too large.
 
@@ -156,7 +161,8 @@ class Planner(LayeredPlanner):
             return super().evaluate(plan, memory_constraint_bytes)
         question = self._question()
         if memory_constraint_bytes is not None:
-            card = replace(question.card, memory_bytes=memory_constraint_bytes)
+            options = SearchOptions(memory_constraint_bytes=memory_constraint_bytes)
+            card = replace(question.card, memory_bytes=options.memory_constraint_bytes)
             question = replace(question, card=card)
         choice = choice_of(plan.run)
         target = target_of(question, engine_space(plan.engine, compiled=choice.compiled))
@@ -174,6 +180,7 @@ class Planner(LayeredPlanner):
             )
         return question
 
+    @typed
     def frontier(self, first: SearchResult | None = None) -> list[SearchResult]:
         """Return the best plans under decreasing memory constraints, largest first.
 
@@ -188,6 +195,7 @@ class Planner(LayeredPlanner):
             return super().frontier(first)
         return frontier(self._route, solve(self._request, self._route))
 
+    @typed
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return the best plan under one additional rule, such as `tp=8`.
 

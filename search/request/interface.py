@@ -6,6 +6,7 @@ Module `request` reads command lines; its functions for input files and defaults
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from autopar.command.aliases import alias_tables
 from autopar.command.dialect import own_name
 from autopar.command.fields import Row, checked, rows_of, written
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import replace
+from autopar.records import plain, replace, shown
 from search.engines.candidate import Constraints
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.options import OutputSpec, SearchOptions
@@ -97,11 +98,12 @@ def _value(row: Row, value: Any, factor: float) -> Any:
 
     Raises OptionError for another type.
     """
+    value = plain(value)
     if row.parse is not None or row.kind == "text":
         parts = value if isinstance(value, list | tuple) else [value]
         for part in parts:
             if not isinstance(part, str | Path):
-                raise OptionError(f"--{row.name}: expected a text, got {value!r:.60}")
+                raise OptionError(f"--{row.name}: expected a text, got {shown(value)}")
         return ",".join(map(str, parts))
     single = {"ints": int, "texts": str}.get(row.kind)
     # True is an int, but neither a degree nor a number of GiB
@@ -110,7 +112,9 @@ def _value(row: Row, value: Any, factor: float) -> Any:
     if single is not None and isinstance(value, single) and row not in _LISTS:
         value = (value,)
     if factor != 1.0 and isinstance(value, int | float):
-        value = value * factor
+        # an integer may exceed every float
+        with suppress(OverflowError):
+            value = value * factor
     return checked(row, value)
 
 
@@ -118,27 +122,32 @@ _LISTS = tuple(row for row in _ROWS if row.name == "pp-division")
 """Options that need several values: the layers of one stage do not divide a model."""
 
 
-def check_documents(model: object, hardware: object) -> None:
-    """Raise OptionError if model and hardware are neither names nor documents."""
+def checked_documents(model: Any, hardware: Any) -> tuple[Any, Any]:
+    """Return model and hardware, paths as text.
+
+    Raises OptionError if they are neither names nor documents.
+    """
     from autopar.rates.measured import HardwareProfile
     from autopar.run.model import ModelProfile, ModelSpec
 
+    model, hardware = (str(one) if isinstance(one, Path) else one for one in (model, hardware))
     if not isinstance(model, str):
         pair = model if isinstance(model, tuple | list) and len(model) == 2 else (None, None)
         if not (isinstance(pair[0], ModelSpec) and isinstance(pair[1], ModelProfile)):
             raise OptionError(
-                f"model: expected a name, a path or (ModelSpec, ModelProfile), got {model!r:.60}"
+                f"model: expected a name, a path or (ModelSpec, ModelProfile), got {shown(model)}"
             )
     if not isinstance(hardware, str | HardwareProfile):
         raise OptionError(
             f"hardware: expected CARD:NODESxGPUS, a name, a folder or a HardwareProfile, "
-            f"got {hardware!r:.60}"
+            f"got {shown(hardware)}"
         )
+    return model, hardware
 
 
 def open_documents(
-    model: str | tuple[ModelSpec, ModelProfile],
-    hardware: str | HardwareProfile,
+    model: str | Path | tuple[ModelSpec, ModelProfile],
+    hardware: str | Path | HardwareProfile,
     options: Mapping[str, Any],
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile, SearchOptions]:
     """Return model, profile and hardware documents, and the options with filled defaults.
@@ -152,7 +161,7 @@ def open_documents(
     ------
     InputError : an input or option is unusable.
     """
-    check_documents(model, hardware)
+    model, hardware = checked_documents(model, hardware)
     request = request_of(
         model if isinstance(model, str) else None,
         # with a hardware document, do not search for measured files of another cluster

@@ -16,6 +16,7 @@ from msgspec import to_builtins
 
 from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
+from autopar.records import shown
 from autopar.run.runtime import Engine
 from autopar.units import GIB
 
@@ -273,7 +274,7 @@ class SearchOptions:
             if not isinstance(self.calibration, Calibration):
                 raise OptionError(
                     "--calibration: expected a path or the result of "
-                    f"read_calibration, got {self.calibration!r:.60}"
+                    f"read_calibration, got {shown(self.calibration)}"
                 )
         if self.min_bsz > self.max_bsz:
             raise OptionError(f"--min-bsz: {self.min_bsz} exceeds --max-bsz {self.max_bsz}")

@@ -15,7 +15,7 @@ from typing import Any
 from autopar.cli import SUBCOMMANDS
 from autopar.command.aliases import alias_tables
 from autopar.command.answers import OUTPUTS
-from autopar.command.dialect import NO_FILE, normalise, own_name
+from autopar.command.dialect import as_file, normalise, own_name
 from autopar.command.fields import Row, convert
 from autopar.command.options import Command
 from autopar.errors import OptionError, did_you_mean
@@ -278,8 +278,7 @@ def _document(name: str, value: Any) -> Any:
 
 def _path(name: str, value: str) -> str:
     _refuse_text(name, value)
-    # The path of a file, not an option or a word for "no file".
-    return f"./{value}" if value.startswith("-") or value.lower() in NO_FILE else value
+    return as_file(value)
 
 
 def _refuse_text(name: str, value: str) -> None:

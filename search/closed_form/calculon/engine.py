@@ -17,6 +17,7 @@ from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
 from autopar.records import (
     Record,
+    checked_value,
     replace,
     shorten,
 )
@@ -480,7 +481,7 @@ def pack_executions(
         return given_rows("executions", executions, EXECUTION, expected)
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
-    given = list(executions)
+    given = list(checked_value("executions", Iterable, executions))
     columns = _plain_columns([asdict(x) if type(x) is Execution else x for x in given])
     if columns is None:
         documents = [load_document(Execution, x) for x in given]

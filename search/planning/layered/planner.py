@@ -17,7 +17,7 @@ from autopar.command.fields import rows_of, written
 from autopar.errors import InputError, OptionError
 from autopar.rates.accuracy import probability_faster
 from autopar.rates.measured import HardwareProfile
-from autopar.records import Record, replace
+from autopar.records import Record, checked_value, plain, replace, typed
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import Infeasibility, Plan, Prediction, layer_problems
 from autopar.sources import Source
@@ -51,6 +51,8 @@ from search.request.interface import open_documents
 from search.request.options import SearchOptions, option_record, widest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _autopar_core import Knowledge
 
 # --------------------------------------------------------------------------------------------------
@@ -141,10 +143,17 @@ def changes_of(
 ) -> dict[str, Any]:
     """Return the changed fields of `SearchOptions`, whose class checks the values."""
     if memory_bytes is None and memory_gib is not None:
+        memory_gib = plain(memory_gib)
         is_number = isinstance(memory_gib, int | float) and not isinstance(memory_gib, bool)
         memory_bytes = memory_gib * GIB if is_number else memory_gib
     asked = {"memory_constraint_bytes": memory_bytes, "top": top}
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def batches_of(sizes: Any) -> tuple[int, ...]:
+    """Return given global batch sizes; raises OptionError if one is invalid."""
+    given = checked_value("global_batch_sizes", Sequence[Any] | None, sizes) or ()
+    return tuple(filter(None, (SearchOptions(settle_bsz=size).settle_bsz for size in given)))
 
 
 FRONTIER_STEPS = 64
@@ -184,13 +193,14 @@ class Planner:
 
     def __init__(
         self,
-        model: str | tuple[ModelSpec, ModelProfile],
-        hardware: str | HardwareProfile,
+        model: str | Path | tuple[ModelSpec, ModelProfile],
+        hardware: str | Path | HardwareProfile,
         **options: Any,
     ) -> None:
         self._set(*open_documents(model, hardware, options))
 
     @classmethod
+    @typed
     def from_documents(
         cls,
         spec: ModelSpec,
@@ -245,9 +255,7 @@ class Planner:
         changes = changes_of(memory_constraint_bytes, memory_constraint_gib, top)
         # built for their checks, which are those of the command line
         options = replace(self.options, **changes) if changes else self.options
-        for batch in global_batch_sizes or ():
-            SearchOptions(settle_bsz=batch)
-        batches = tuple(global_batch_sizes or global_batches(self.options))
+        batches = batches_of(global_batch_sizes) or tuple(global_batches(self.options))
         return self._solve(options.memory_constraint_bytes, batches, options.top, explained)
 
     def _solve(
@@ -284,6 +292,7 @@ class Planner:
         # no bound is known for tables that were not priced
         return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
 
+    @typed
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
         """Return step time and memory of a plan, which may be illegal or too large.
 
@@ -291,11 +300,12 @@ class Planner:
 
         Raises as `predict`.
         """
-        memory = self.options.memory_constraint_bytes
+        options = self.options
         if memory_constraint_bytes is not None:
-            memory = memory_constraint_bytes
-        return predict(self._fresh_cost(), plan, memory)
+            options = replace(options, memory_constraint_bytes=memory_constraint_bytes)
+        return predict(self._fresh_cost(), plan, options.memory_constraint_bytes)
 
+    @typed
     def frontier(self, first: SearchResult | None = None) -> list[SearchResult]:
         """Return the best plans under decreasing memory constraints, largest first.
 
@@ -315,6 +325,7 @@ class Planner:
             results.append(self._solve(min(used - 1, grid), global_batches(self.options), 0))
         return results
 
+    @typed
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return the best plan that obeys one additional pin, such as `tp=8`.
 

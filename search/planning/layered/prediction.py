@@ -81,7 +81,7 @@ class SearchStats(Record):
     wall_s: float
 
 
-class SearchResult(Record):
+class SearchResult(Record, checked=True):
     """Result of a search.
 
     `plan` is None if the search is infeasible or found none in time; a uniform plan is a

@@ -15,12 +15,12 @@ from msgspec.structs import asdict
 
 from autopar.command.answers import is_answer
 from autopar.command.dialect import own_names
-from autopar.documents.json import expected_of, load_object, read_record
+from autopar.documents.json import load_object, read_record
 from autopar.documents.plan import AGAIN, RUN_FORMAT, HardwareEntry, RunDocument
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
-from autopar.records import Record, replace
+from autopar.records import Record, expected_of, replace
 from autopar.run.run import Run, legal
 from autopar.run.runtime import Precision as RunPrecision, Trainer
 from autopar.run.strategy import ContextKind, Split, chunks_of_sizes
