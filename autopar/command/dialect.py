@@ -6,6 +6,7 @@ Supported are hyphens and underscores, `--name value`, `--name=value`, `name=val
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,7 +100,8 @@ class _Rewriter:
 
     def _take_word(self, word: str) -> None:
         if word[:1] == "-" and word != "-":
-            raise OptionError(f"{word}: unknown option", remedy="See --help")
+            near = f"Use ./{word} for the file" if os.path.exists(word) else "See --help"  # noqa: PTH110
+            raise OptionError(f"{word}: unknown option", remedy=near)
         self.words.append(word)
 
     def _long(self, word: str) -> str:

@@ -227,7 +227,7 @@ def ask(command: str, *words: str | Path, **options: Any) -> Answer:
     Parameters
     ----------
     command : name in the list of `autopar --help`
-    words : positional arguments, such as files or `calculon`
+    words : positional arguments, such as files or `calculon`; no options
     options : by name with underscores: a text, a number, True or False, or a list of them; None
         means not given
 
@@ -246,7 +246,9 @@ def ask(command: str, *words: str | Path, **options: Any) -> Answer:
         raise OptionError(f"unknown command {command!r:.60}", remedy=hint)
     module = import_module(SUBCOMMANDS[command][1])
     run = partial(module.run, what=command) if command in _LISTS else module.run
-    arguments = [*map(str, words), *_typed(module, options), "--json", "-"]
+    # A word is never an option, even if its file begins with a hyphen.
+    places = [f"./{word}" if str(word).startswith("-") else str(word) for word in words]
+    arguments = [*places, *_typed(module, options), "--json", "-"]
     for word in arguments:
         if not is_word(word):
             raise OptionError(f"{word!r:.60}: a command line cannot contain this text")

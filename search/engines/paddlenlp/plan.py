@@ -74,7 +74,7 @@ def import_paddlenlp(
     """
     path: Path = source.path
     document: Mapping[str, Any] = source.document
-    schedule = None
+    schedule, notes = None, list[str]()
     if source.flags is not None:
         named = source.flags.get("fine-grained-config-path", ())
         if not named or "$" in named[0]:
@@ -85,10 +85,9 @@ def import_paddlenlp(
                 remedy="Give fine_grained_config.json itself",
             )
         schedule = next(iter(source.flags.get("pipeline-schedule-mode", ())), None)
-        path = named_file(named[0], path.parent)
+        path = named_file(named[0], path.parent, notes)
         document = load_object(path).data
     plan = read_strategy(document, world_size=world_size, num_layers=num_layers, path=path)
-    notes = []
     if schedule == "FThenB":
         plan = replace(plan, pipeline_type="gpipe")
     elif schedule not in (None, "1F1B"):

@@ -37,6 +37,7 @@ from autopar.limits import (
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
 from search.engines.text.shell_values import Budget, Command, Holes, program_of, with_arguments
+from search.engines.text.shell_words import shadowed
 
 # --------------------------------------------------------------------------------------------------
 # YAML. PyYAML reads it, but does not write it: the engines' own files have lists on one line and
@@ -352,7 +353,11 @@ def read_configuration(
     # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
-    command, size = _sized(text, path, world_size, harmless)
+    try:
+        command, size = _sized(text, path, world_size, harmless)
+    except DocumentError:
+        _refuse_other(path)
+        raise
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         if command.needs_arguments and _LAUNCHES.search(text.replace("\\\n", " ")):
             raise DocumentError(
@@ -360,6 +365,7 @@ def read_configuration(
                 "starts nothing without its arguments",
                 remedy=with_arguments(command.needs_arguments),
             )
+        _refuse_other(path)
         if command.ended:
             raise DocumentError(
                 path,
@@ -391,6 +397,29 @@ _LAUNCHES = re.compile(
     r"[^\n;&|]*(\$\{?[1-9@*]|\s-m\s)"
 )
 """Pattern of programs in a script, and of launchers that take an argument of it or a module."""
+
+
+_OTHERS = {
+    ".md": "a Markdown document",
+    ".markdown": "a Markdown document",
+    ".rst": "a reStructuredText document",
+    ".html": "a web page",
+    ".py": "a Python program",
+    ".csv": "a table",
+    ".log": "a log",
+}
+"""Files that are no launch files, by suffix; scripts with these suffixes are read all the same."""
+
+
+def _refuse_other(path: Path) -> None:
+    """Raise DocumentError for a file that the shell cannot run, if its suffix tells what it is."""
+    kind = _OTHERS.get(path.suffix.lower())
+    if kind is not None:
+        raise DocumentError(
+            path,
+            f"is {kind}, not a launch script",
+            remedy="Give the script that starts training, or copy its command into one",
+        ) from None
 
 
 def _sized(
@@ -608,9 +637,9 @@ def named_file(name: str, beside: Path | None, notes: list[str] | None = None) -
     if found is None:
         where = "" if beside is None else "neither in the folder of the launch file nor "
         raise DocumentError(name, f"this file is {where or 'not '}in the working folder")
-    other = Path(name)
-    if notes is not None and other.is_file() and found.is_file() and not other.samefile(found):
-        notes.append(f"{found} is read, not {other} of the working folder")
+    note = shadowed(found, Path(name))
+    if notes is not None and note:
+        notes.append(note)
     return found
 
 

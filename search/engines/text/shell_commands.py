@@ -27,7 +27,7 @@ from search.engines.text.shell_values import (
     runs_ranks,
     settled,
 )
-from search.engines.text.shell_words import NAME, Piece, Word, refusal
+from search.engines.text.shell_words import NAME, Piece, Word, refusal, shadowed
 
 _SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
@@ -389,6 +389,8 @@ class Run(Statements):
             path = folder / rest
             with suppress(OSError, ValueError):
                 if path.is_file() and path.stat().st_size <= _MOST_SOURCED:
+                    if note := shadowed(path, Path(rest)):
+                        self.left_out[note] = None
                     return path
         return None
 

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from filecmp import cmp
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from autopar.errors import DocumentError
@@ -46,6 +48,18 @@ def refusal(path: str, line: int, what: str, remedy: str = "Write the value") ->
     """Return the error for a construct of bash that is not interpreted."""
     shown = " ".join(what.split())
     return DocumentError(path, f"line {line}: {shown} is not read", remedy=remedy)
+
+
+def shadowed(found: Path, other: Path) -> str:
+    """Return a note that `found` is read if `other`, of the working folder, is another file.
+
+    The note is empty if there is no other file, or if it has the same content.
+    """
+    with suppress(OSError, ValueError):
+        both = other.is_file() and found.is_file() and not other.samefile(found)
+        if both and not cmp(found, other, shallow=False):
+            return f"{found} is read, not {other} of the working folder"
+    return ""
 
 
 class Piece(NamedTuple):

@@ -585,7 +585,7 @@ class Planner:
         masks = self.rules.layer_masks(range(self.spec.num_layers), space.strategies)
         allowed = [one for one, *rest in zip(space.strategies, *masks, strict=True) if any(rest)]
         if not allowed:
-            return "no allowed strategy satisfies --pin and --forbid"
+            return "no allowed strategy satisfies all rules"
         world = self.hardware.world_size
         ranks = {world // stages for stages, _, _ in space.tables}
         if space.only_data_degree_1:

@@ -21,6 +21,7 @@ from autopar.answer import (
     StagePrice,
     WarningKind,
 )
+from autopar.command.answers import running_now
 from autopar.run.plan import PUBLISHED_RUNS
 from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_seconds
@@ -334,10 +335,26 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
     for name in ("pin", "forbid"):
         rules = options.get(name)
         if isinstance(rules, list | tuple):
-            found += [f"--{name} {shlex.quote(str(rule))}" for rule in rules]
+            found += [
+                _as_typed(str(rule)) or f"--{name} {shlex.quote(str(rule))}" for rule in rules
+            ]
     if len(found) > _NAMED:
         found[_NAMED:] = [f"and {len(found) - _NAMED} more"]
     return found
+
+
+_TYPED = {"tp": "tp", "pp": "pp", "cp": "cp", "ckpt": "recompute", "zero3": "zero"}
+"""Key of a rule -> option that becomes this rule, see `search.request.degrees.rules_of`."""
+
+
+def _as_typed(rule: str) -> str:
+    """Return the options that became a rule, such as `--tp 6`; empty if it was typed as a rule."""
+    now = running_now()
+    given = {} if now is None else now.question
+    names = [_TYPED.get(term.partition("=")[0], "") for term in rule.split(",")]
+    if not all(name in given for name in names):
+        return ""
+    return " ".join(f"--{name} {shlex.quote(str(given[name]))}" for name in names)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -75,6 +75,9 @@ _TAKEN = (
     ("--fsdp_sharding_strategy 2", "zero", (2,)),
     ("--fsdp_activation_checkpointing true", "recompute", ("full",)),
     ("--offload_optimizer_device cpu", "offload-optimizer", 1.0),
+    ("--offload-optimizer cpu", "offload-optimizer", 1.0),
+    ("--offload-optimizer none", "offload-optimizer", 0.0),
+    ("--cp-kind ulysses", "cp-kind", "a2a"),
     ("--megatron_lm_tp_degree 2", "tp", (2,)),
     ("--megatron_lm_num_micro_batches 8", "micro-batches", 8),
     ("--parallelism_config_cp_size 2", "cp", (2,)),
@@ -343,3 +346,15 @@ def test_an_option_of_another_command_names_it(
     stranger = EXPORT if command != "export" else EXPLAIN
     with pytest.raises(OptionError, match=re.escape(ELSEWHERE[name])):
         stranger.read([f"--{name}", "x"], lambda _: None)
+
+
+def test_a_degree_that_does_not_divide_is_named_as_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`--tp 6` becomes a rule of per-layer plans, but the answer names the option."""
+    from search.commands.search import run
+
+    question = ["--model=gpt2-xl", "--hardware=h100:1x8", "--engine=none", "--global-batch-size=8"]
+    for words in ("--tp 6", "--tp 6 --cp 2", "--pin tp=6"):
+        assert run([*question, *words.split()]) == 3
+        assert f"with {words}, " in capsys.readouterr().err

@@ -313,7 +313,7 @@ def test_what_is_asked_of_a_planner_is_checked_like_options(
         ("tp=4", {"max_tp_deg": 2}, "Use a larger --max-tp-deg than 2"),
         ("zero3=1", {"disable_sdp": True}, "Remove --disable-sdp"),
         ("ckpt=1", {"disable_ckpt": True}, "Remove --disable-ckpt"),
-        ("tp=3", {}, "no allowed strategy satisfies --pin and --forbid"),
+        ("tp=3", {}, "no allowed strategy satisfies all rules"),
     ],
 )
 def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
