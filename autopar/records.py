@@ -165,6 +165,9 @@ def whole_number(least: int, most: int | None = None) -> Meta:
 
 
 Positive = Annotated[int, whole_number(1, 1 << 40)]
+PositiveNumber = Annotated[
+    float, Meta(gt=0.0, le=1e18, extra={"expected": "a number above 0, at most 1e18"})
+]
 Count = Annotated[int, whole_number(0, 1 << 40)]
 """Bounds of sizes and degrees of a run, far above any real value."""
 Few = Annotated[int, whole_number(0, 64)]
@@ -357,7 +360,8 @@ def checked_value(name: str, kind: Any, value: Any) -> Any:
     """
     try:
         if type(value) in _EXACT:  # most fields, checked faster than by `_taken`
-            with suppress(ValidationError, TypeError, ValueError):
+            # NameError: a record imports the types of its fields only for type checkers
+            with suppress(ValidationError, TypeError, ValueError, NameError):
                 return convert(value, kind)
         return _taken(kind, value)
     except ValidationError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autopar.errors import InfeasibleError, InputError, input_errors
 from autopar.price.assessment import assess
-from autopar.records import replace, typed
+from autopar.records import PositiveNumber, replace, typed
 from autopar.run.of_plan import UniformPlan
 from autopar.run.plan import Infeasibility, Plan, Prediction
 from search.engines.table import engine_space
@@ -20,7 +20,6 @@ from search.planning.frontier import frontier
 from search.planning.layered.parts import ChosenPlans
 from search.planning.layered.planner import (
     Planner as LayeredPlanner,
-    batches_of,
     changes_of,
     solve_by_family,
 )
@@ -36,7 +35,7 @@ from search.request.interface import (
     open_documents,
     request_of,
 )
-from search.request.options import EngineChoice, SearchOptions, option_record
+from search.request.options import EngineChoice, batches_of, option_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +149,9 @@ class Planner(LayeredPlanner):
         return max(found, key=_rate)
 
     @typed
-    def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
+    def evaluate(
+        self, plan: Plan, memory_constraint_bytes: PositiveNumber | None = None
+    ) -> Prediction:
         """Return step time and memory of a plan, which may be illegal or too large.
 
         memory_constraint_bytes : memory per GPU; None: that of the options.
@@ -161,8 +162,7 @@ class Planner(LayeredPlanner):
             return super().evaluate(plan, memory_constraint_bytes)
         question = self._question()
         if memory_constraint_bytes is not None:
-            options = SearchOptions(memory_constraint_bytes=memory_constraint_bytes)
-            card = replace(question.card, memory_bytes=options.memory_constraint_bytes)
+            card = replace(question.card, memory_bytes=memory_constraint_bytes)
             question = replace(question, card=card)
         choice = choice_of(plan.run)
         target = target_of(question, engine_space(plan.engine, compiled=choice.compiled))

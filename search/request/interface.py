@@ -122,7 +122,9 @@ _LISTS = tuple(row for row in _ROWS if row.name == "pp-division")
 """Options that need several values: the layers of one stage do not divide a model."""
 
 
-def checked_documents(model: Any, hardware: Any) -> tuple[Any, Any]:
+def checked_documents(
+    model: Any, hardware: Any
+) -> tuple[str | tuple[ModelSpec, ModelProfile], str | HardwareProfile]:
     """Return model and hardware, paths as text.
 
     Raises OptionError if they are neither names nor documents.

@@ -8,7 +8,7 @@ Locations of input files are in `request.InputSpec`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
-from autopar.records import shown
+from autopar.records import checked_value, shown
 from autopar.run.runtime import Engine
 from autopar.units import GIB
 
@@ -327,6 +327,12 @@ class Shares:
         if self._until is None:
             return None
         return max(self._until - time.perf_counter(), 0.0) / number
+
+
+def batches_of(sizes: Any) -> tuple[int, ...]:
+    """Return given global batch sizes; raises OptionError if one is invalid."""
+    given = checked_value("global_batch_sizes", Sequence[Any] | None, sizes) or ()
+    return tuple(filter(None, (SearchOptions(settle_bsz=size).settle_bsz for size in given)))
 
 
 def option_record(

@@ -17,7 +17,7 @@ from autopar.command.fields import rows_of, written
 from autopar.errors import InputError, OptionError
 from autopar.rates.accuracy import probability_faster
 from autopar.rates.measured import HardwareProfile
-from autopar.records import Record, checked_value, plain, replace, typed
+from autopar.records import PositiveNumber, Record, plain, replace, typed
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import Infeasibility, Plan, Prediction, layer_problems
 from autopar.sources import Source
@@ -48,7 +48,7 @@ from search.planning.space import (
     parse_rules,
 )
 from search.request.interface import open_documents
-from search.request.options import SearchOptions, option_record, widest
+from search.request.options import SearchOptions, batches_of, option_record, widest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,12 +148,6 @@ def changes_of(
         memory_bytes = memory_gib * GIB if is_number else memory_gib
     asked = {"memory_constraint_bytes": memory_bytes, "top": top}
     return {name: value for name, value in asked.items() if value is not None}
-
-
-def batches_of(sizes: Any) -> tuple[int, ...]:
-    """Return given global batch sizes; raises OptionError if one is invalid."""
-    given = checked_value("global_batch_sizes", Sequence[Any] | None, sizes) or ()
-    return tuple(filter(None, (SearchOptions(settle_bsz=size).settle_bsz for size in given)))
 
 
 FRONTIER_STEPS = 64
@@ -293,17 +287,17 @@ class Planner:
         return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
 
     @typed
-    def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
+    def evaluate(
+        self, plan: Plan, memory_constraint_bytes: PositiveNumber | None = None
+    ) -> Prediction:
         """Return step time and memory of a plan, which may be illegal or too large.
 
         memory_constraint_bytes : memory per GPU; None: that of the options.
 
         Raises as `predict`.
         """
-        options = self.options
-        if memory_constraint_bytes is not None:
-            options = replace(options, memory_constraint_bytes=memory_constraint_bytes)
-        return predict(self._fresh_cost(), plan, options.memory_constraint_bytes)
+        memory = memory_constraint_bytes or self.options.memory_constraint_bytes
+        return predict(self._fresh_cost(), plan, memory)
 
     @typed
     def frontier(self, first: SearchResult | None = None) -> list[SearchResult]:

@@ -51,6 +51,8 @@ def plans(session: Session) -> list[Plan]:
         if kind == "zero3" and pp > 1:
             continue  # nobody has measured it beside stages
         dp = world // (tp * pp)
+        if not dp:
+            continue
         microbatches = 2 * pp
         plan = Plan(
             world_size=world,
@@ -63,7 +65,7 @@ def plans(session: Session) -> list[Plan]:
             default_dp_type="zero2" if kind == "zero2" else "ddp",
         )
         sp = session.options.sequence_parallel
-        if dp and not any(violations(plan, session.spec, sequence_parallel=sp)):
+        if not any(violations(plan, session.spec, sequence_parallel=sp)):
             found.append(plan)
     return found
 
