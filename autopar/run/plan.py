@@ -234,7 +234,7 @@ PUBLISHED_RUNS = "published runs"
 """Basis of an interval: errors of estimates against published runs."""
 
 
-class Prediction(Record, checked=True):
+class Prediction(Record):
     """Predicted step time (the objective) and memory of a plan, with the step time of a replay."""
 
     step_time_s: float

@@ -195,7 +195,6 @@ def test_records(planner: autopar.Planner) -> None:
         (kind, lambda one: searched(msgspec.structs.replace(spec, layers=(one,)))),
         (planner.profile, alone),
         (planner.hardware, alone),
-        (found.prediction, alone),
         (found, alone),
     )
     for record, use in records:
