@@ -211,8 +211,9 @@ def stack_rows() -> list[dict[str, Any]]:
 
 _OLDER = frozenset(
     {
-        *("bert-large", "gpt-6.7b", "gpt2-xl", "llama2-13b", "llama2-70b", "llama2-7b"),
-        *("deepseek-v2-lite", "mistral-7b", "t5-3b"),
+        *("bert-base", "bert-huge-32", "bert-large", "gpt-0.3b", "gpt-2.7b", "gpt-6.7b", "gpt2-xl"),
+        *("llama-30b", "llama2-13b", "llama2-70b", "llama2-7b", "deepseek-v2-lite"),
+        *("mistral-7b", "t5-3b", "t5-large"),
     }
 )
 """Models that `autopar models` lists only with `--all`."""

@@ -130,7 +130,8 @@ def adapter_parts(
             )  # fmt: skip
             seconds = [one + other for one, other in zip(seconds, times, strict=True)]
         # The gradient of an adapter weight is written once; its few accumulated bytes are ignored.
-        yield KernelTime(f"{name} adapter {index}", module, "gemm", *seconds)
+        ahead, inner, outer = seconds
+        yield KernelTime(f"{name} adapter {index}", module, "gemm", ahead, inner, outer)
         dropped = _DROPPED if adapters.dropout else 0.0
         # Sums over outputs, and over inputs in the backward.
         forward = elements_s(kernels, everyone * width, _ADDED)
