@@ -114,7 +114,7 @@ def intervals_of(
 ) -> dict[str, tuple[float, float]]:
     """Return the 90 % interval by kind; `pooled` covers all, for kinds without an interval.
 
-    Kinds of fewer than nine configurations have no interval of their own.
+    Kinds of fewer than nine configurations have no separate interval.
 
     at_least : intervals that contain those of their kinds.
     """

@@ -43,7 +43,7 @@ _SOURCES = {
     "Megatron-Bridge dense": "dense models, Megatron-Bridge",
     "Megatron-Bridge mixtures": "mixtures of experts, Megatron-Bridge",
     "MPT A100": "MPT with Composer on A100",
-    "torchtitan": "torchtitan",
+    "torchtitan": "torchtitan, mostly on H100 limited to 500 W",
     "BLOOM": "BLOOM, on a slow network",
 }
 """Left-out sources of docs/concepts/accuracy.md that the README shows, and their names there."""
