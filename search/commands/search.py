@@ -472,17 +472,18 @@ def _show_plan(
     if result.infeasibility is not None:
         from search.planning.layered.summary import infeasible_sentence
 
-        _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
         why = infeasible_sentence(
             result.infeasibility, budget, options=result.options, subject=_subject(session)
         )
+        # before the document, whose notices contain it
         say(f"{_NAME}: {why}")
+        _emit(request, document, INFEASIBLE)
         return INFEASIBLE
     if result.plan is None:
-        _emit(request, document, INFEASIBLE)
         limit = request.options.time_limit_s
         say(f"{_NAME}: time limit reached before a plan was found. Increase --time-limit {limit:g}")
+        _emit(request, document, INFEASIBLE)
         return INFEASIBLE
     plan, prediction = result.plan, result.prediction
     assert prediction is not None, "a plan has a prediction"

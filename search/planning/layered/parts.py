@@ -32,7 +32,7 @@ from autopar.units import GIB, divisors
 from search.engines.plans import ExporterSpace, ExporterSubspace, ExportJob, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
-from search.planning.layered.summary import one_line
+from search.planning.layered.summary import infeasible_sentence, one_line
 from search.planning.session import Session, open_session
 from search.planning.space import PRESETS, context_degrees
 from search.request.options import SearchOptions, Shares
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _ALTERNATIVES = 5
 """Number of alternatives to try if the engine does not support the best plan of a part."""
 _CONTEXT_RULE = re.compile(r"\bv?cp=")
+_ILLEGAL = "the degree is not legal"
+"""Reason of a part without a legal strategy."""
 _LEAST_S = 1e-3
 """Time limit of a search that begins after the deadline, seconds.
 
@@ -272,7 +274,7 @@ def _why_none(result: SearchResult) -> str:
     if why is None:
         return "nothing was found before the time limit"
     # 0: no amount of memory would help
-    return "the degree is not legal" if why.smallest_budget_bytes == 0 else "nothing fits"
+    return _ILLEGAL if why.smallest_budget_bytes == 0 else "nothing fits"
 
 
 def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_Found, int]:
@@ -308,8 +310,14 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
         elif best is None or found.samples_per_s > best.samples_per_s:
             best = found
     if best is None:
-        if refused:
-            session.planner.solve()  # raises errors that the user's options cause
+        # The engine is not the cause of errors, or of an empty space, that the user's options have
+        # without it.
+        if not reasons.keys() - refused - {_ILLEGAL}:
+            result = session.planner.solve()
+            why = result.infeasibility
+            if why is not None and why.smallest_budget_bytes == 0:
+                budget = session.options.memory_constraint_bytes
+                raise InfeasibleError(infeasible_sentence(why, budget, options=result.options))
         # Reasons of the engine come before errors of added options, the most frequent first: a
         # table shows only the first reason.
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))

@@ -111,7 +111,9 @@ def test_infeasible_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) ->
     assert cli.run(["--json", "-"]) == 3
 
     out, err = capsys.readouterr()
-    assert json.loads(out)["status"] == "infeasible"
+    document = json.loads(out)
+    assert document["status"] == "infeasible"
+    assert document["notices"] == [err.strip().partition(": ")[2]]
     assert "stage 1 of 0-1 of the smallest plan needs 3.00 GiB more" in err
     assert err.count("\n") == 1
 
