@@ -130,7 +130,7 @@ def _(lab: Lab) -> None:
     """The budget that a refusal names is the smallest: a hundredth of a GiB less does not do."""
     said = lab.said("--settle_bsz", 32, "--memory_constraint", 3, expected=3)
     smallest = float(re.findall(r"--memory-constraint ([0-9.]+)", said)[-1])
-    assert smallest == 4.19
+    assert smallest == 4.29
     assert lab.search("--settle_bsz", 32, "--memory_constraint", smallest)["fits"]
     lab.search("--settle_bsz", 32, "--memory_constraint", smallest - 0.01, expected=3)
 

@@ -118,7 +118,7 @@ def test_diff_gates_a_job(tmp_path: Path, ask: Ask, sentence: Callable[..., str]
     assert " 2 regressions" in ask(new, "--diff", old, expected=1)[0]
     assert " 2 improvements" in ask(old, "--diff", new)[0]
     assert " 0 regressions" in ask(new, "--diff", old, "--threshold", "3")[0]
-    assert "of 1 node x 8 GPUs" in sentence(old, "--diff", ESTIMATED)
+    assert "contains 1 node x 8 GPUs, but " in sentence(old, "--diff", ESTIMATED)
     other = write_folder(tmp_path / "other", estimated=True)
     assert "--anyway" in sentence(other, "--diff", old)
     assert "not comparable" in ask(other, "--diff", old, "--anyway")[1]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.whole
 
 SEEDS = 48
 MORE_SEEDS = 300
-MUTATED_SEEDS = (37, 43, 75, 134, 140, 163, 184, 190, *range(30))
+MUTATED_SEEDS = (37, 43, 75, 111, 134, 140, 163, 184, 190, *range(30))
 
 
 @lru_cache(maxsize=SEEDS)
@@ -211,9 +211,9 @@ def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
 
 def test_more_copies_may_turn_savings_round() -> None:
     """What is computed again in two copies is faster than what is kept in one."""
-    found = question(306, most=200)
+    found = question(207, most=200)
     assert found.best is not None
-    assert (found.best.choice.dp_replicate, found.best.choice.recompute) == (2, "op")
+    assert (found.best.choice.dp_replicate, found.best.choice.recompute) == (2, "layernorm")
     check(found, fresh(found))
 
 

@@ -179,7 +179,8 @@ def _shown(value: Any) -> Any:
         return {key: _shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value).__name__, [_shown(item) for item in value]
-    return type(value).__name__, repr(value)
+    # the sign of a zero, which the two keep or drop, has no effect
+    return type(value).__name__, repr(value + 0.0 if isinstance(value, float) else value)
 
 
 ALL = list(_documents())

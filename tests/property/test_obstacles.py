@@ -112,8 +112,10 @@ def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
     if found is None:
         assert there or _no_layout(fixed)
         return
-    assert not there, found
     assert is_true(found, engine, job), found
+    if found.id in {rule.id for rule in engine.writable}:
+        return  # of a model that no launch can name, which `choose` refuses before any search
+    assert not there, found
     other = _changed(job, fixed, str(found.values.get("suggestion", "")))
     if other is not None:
         assert _is_there(engine, *other), found
@@ -301,8 +303,30 @@ _HOLDS: dict[str, _Holds] = {
     "torchtitan.ep.ranks": lambda engine, job, v: v.dp_shard * v.cp * v.tp % v.ep > 0,
     "torchtitan.ep.ranks-tensor": lambda engine, job, v: v.dp_shard * v.cp % v.ep > 0,
     "deepspeed.zero3-tensor": lambda engine, job, v: v.zero == 3 and v.tp > 1,
+    "accelerate.context-shards": lambda engine, job, v: v.cp > 1,
+    "accelerate.replicas-context": lambda engine, job, v: v.cp > 1 and v.dp_replicate > 1,
     "accelerate.replicas-tensor": lambda engine, job, v: v.tp > 1 and v.dp_shard == 1,
     "transformers.etp": lambda engine, job, v: v.etp != v.tp,
+    "megatron.adapters.recipe": lambda engine, job, v: job.training.lora_rank > 0,
+    **dict.fromkeys(
+        (
+            "transformers.base-experts",
+            "deepspeed.adapters-tensor",
+            "transformers.base-tensor",
+            "accelerate.base-int8",
+            "deepspeed.base-int8",
+            "torchtitan.adapters",
+            "megatron.adapters.rank",
+            "megatron.adapters.expert-rank",
+            "megatron.adapters.fsdp",
+            "megatron.adapters.tp-overlap",
+        ),
+        lambda engine, job, v: job.training.lora_rank is not None,
+    ),
+    "megatron.adapters.base": lambda engine, job, v: job.training.lora_base != "bf16",
+    # release 0.2 has few models, and of small ones only those of its own tests
+    "torchtitan.flavour": lambda engine, job, v: job.model.num_layers < 6 or job.model.hidden > 256,
+    "transformers.model": lambda engine, job, v: v.model_name == "small" and v.unwritable,
     "transformers.latent": lambda engine, job, v: job.model.attention.latent is not None,
 }
 """Id of an obstacle -> check that it holds, implemented again."""

@@ -42,7 +42,7 @@ PUBLISHED = "published llama2-7b"
 @cache
 def opened(name: str, hardware: str, pipeline: str = "1f1b") -> Session:
     """Return a session; the planner of it is never solved twice with other options."""
-    inputs = InputSpec(model=name, hardware=hardware)
+    inputs = InputSpec(model=name, hardware=hardware or None)
     mode = "static"
     if name == PUBLISHED:
         inputs, mode = inputs_of(CASES), "batch"

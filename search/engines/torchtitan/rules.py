@@ -71,6 +71,7 @@ FLAVOURED = (
     _rule("flavour", "flavour_problem", lambda problem: problem != "", "{flavour_problem}"),
 )  # fmt: skip
 """Rule on the models that job files of release 0.2 can name."""
+
 GRID = (
     _rule("grid", "dp_replicate, dp_shard, cp, tp, pp, ranks, world",
           lambda replicate, shard, cp, tp, pp, ranks, world: ranks != world,

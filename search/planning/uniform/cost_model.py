@@ -642,7 +642,6 @@ class UniformCostModel:
                 stages=choice.pp,
                 chunks=choice.vpp,
                 micro_batches=self.micro_batches(choice),
-                ahead=int(choice.overlap_experts),
             )
             found.append(
                 unit.bounds.of_stage(place, arrangement, live, zero=choice.zero, states=states)

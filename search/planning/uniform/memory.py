@@ -61,14 +61,12 @@ def live_forwards(
     stages: int,
     chunks: int,
     micro_batches: int,
-    ahead: int,
 ) -> LiveMicroBatches:
     """Return the live micro-batches of a stage at their maximum, after a forward pass.
 
-    For 1F1B and interleaved 1F1B, this is the last forward before the first backward.
-
-    ahead : additional warm-up forwards, used if expert communication overlaps with another
-        micro-batch
+    For 1F1B and interleaved 1F1B, this is the last forward before the first backward. It is a lower
+    bound if expert communication overlaps with another micro-batch: then the warm-up has one
+    forward more, and later forwards are merged with a backward that frees their bytes.
     """
     behind = stages - stage - 1
     if schedule in ("gpipe", "looped_bfs"):
@@ -81,7 +79,7 @@ def live_forwards(
             np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1
         )
     if chunks == 1:
-        return LiveMicroBatches(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
+        return LiveMicroBatches(np.array([float(min(behind + 1, micro_batches))]), 0)
     group = default_group(stages, micro_batches)
     warm = warmup_chunks(
         schedule,
@@ -90,7 +88,6 @@ def live_forwards(
         chunks=chunks,
         micro_batches=micro_batches,
         group=group,
-        ahead=ahead,
     )
     # one more forward for each deferred weight gradient
     waiting = stage if SCHEDULES[schedule].splits else 0

@@ -304,15 +304,24 @@ def test_a_datasheet_number_stands_once() -> None:
     for name in listing.stdout.split("\0"):
         folder, path = name.split("/")[0], ROOT / name
         code = folder in ("autopar", "search", "profiler", "csrc", "benchmarks")
-        # sidecars of estimated files are written by a command, which takes them from the card
-        document = name.startswith("hardware_configs/") and not name.endswith(".meta.json")
+        # sidecars of estimated files are written by a command, which takes them from the card; an
+        # error of published runs can equal a number of a card by chance
+        document = name.startswith("hardware_configs/") and not (
+            name.endswith(".meta.json") or name.startswith("hardware_configs/accuracy/")
+        )
         if (
             path.is_file()
             and (code or document)
             and path.suffix in (".py", ".cpp", ".hpp", ".json")
             and not name.startswith(("hardware_configs/cards/", "csrc/third_party/"))
         ):
-            found += repeated(name, path.read_text(encoding="utf-8"), known)
+            text = path.read_text(encoding="utf-8")
+            again = repeated(name, text, known)
+            if name.startswith("hardware_configs/sites/"):
+                # a cluster may have adapters of another card's rate
+                card = f" of {json.loads(text)['card']}"
+                again = [one for one in again if card in one]
+            found += again
             seen += 1
     assert seen > 100
     assert found == []

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -110,11 +111,11 @@ def test_a_client_asks_every_tool(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-LONG = {"model": "llama3-405b", "hardware": "h100:256x8", "global_batch_size": 4096}
+LONG = {"model": "llama3-405b", "hardware": "h100:2048x8", "global_batch_size": 32768}
 
 
 def _searches(folder: Path) -> Outcome:
-    """A search of minutes."""
+    """A search of twice the limit and more."""
     (folder / "begun").touch()
     return outcome_of(serve.TOOLS["search"], LONG, folder)
 
@@ -149,8 +150,10 @@ def test_the_time_limit_holds(
     folder, temporary = tmp_path / "folder", tmp_path / "temporary"
     for one in (folder, temporary):
         one.mkdir()
+    # the process that others are forked from outlives this test, and its socket's path is short
+    forkserver.ensure_running()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    seconds = 8.0
+    seconds = 5.0
     began = time.monotonic()
     worker = Worker(partial(call, folder), name="search", folder=folder, seconds=seconds)
     found = worker.outcome()
@@ -161,8 +164,7 @@ def test_the_time_limit_holds(
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
     assert [path.name for path in folder.iterdir()] == ["begun"]
-    # `pymp-` is a folder of Python's own process that others are forked from.
-    assert [one.name for one in temporary.iterdir() if not one.name.startswith("pymp-")] == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.whole

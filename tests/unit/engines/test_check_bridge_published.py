@@ -96,7 +96,8 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
     """Of all rows of these models, as far as anybody can price them; and why not the others."""
     inside, refused = [], {}
     for line, row in runs().items():
-        known = row["source"].startswith("NVIDIA Megatron-Bridge") and model_of(row)
+        # skills and verification cards compare settings that are not those of a recipe
+        known = row["source"].startswith("NVIDIA Megatron-Bridge performance") and model_of(row)
         if not known or row["notes"] in ("SFT", "LoRA"):
             continue
         card = CARDS[row["gpu_type"]]
@@ -113,7 +114,7 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
         low, high = found.interval_s
         inside.append(low < float(row["iter_time_s"]) < high)
     assert len(inside) >= 101
-    assert sum(inside) / len(inside) > 0.9
+    assert 0.85 < sum(inside) / len(inside) < 0.95
     # without its further token DeepSeek-V3 had layouts that no table has; a preset that offloads
     # layers has no pipeline beside it
     assert refused == {156: "illegal", 157: "illegal", 160: "illegal"}

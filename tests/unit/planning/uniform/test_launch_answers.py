@@ -588,7 +588,10 @@ def _of(given: dict[str, object]) -> tuple[SearchChoice, set[str], set[str]]:
             r"global batch\(3\) % .* != 0, and no ",
         ),
         ({"optimizer": "adam8bit", "engine": "megatron"}, "Use 16-bit moments"),
-        ({"dispatcher": "flex", "engine": "torchtitan", "ep": "8"}, "has no flex dispatcher"),
+        (
+            {"dispatcher": "flex", "engine": "torchtitan", "ep": "8"},
+            "torchtitan .* has no model of 8",
+        ),
     ],
 )
 def test_what_no_trainer_has_is_an_input_error_with_its_reason(
