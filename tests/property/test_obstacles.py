@@ -324,7 +324,7 @@ _HOLDS: dict[str, _Holds] = {
         lambda engine, job, v: job.training.lora_rank is not None,
     ),
     "megatron.adapters.base": lambda engine, job, v: job.training.lora_base != "bf16",
-    # release 0.2 has few models, and of small ones only those of its own tests
+    # release 0.2 has few models, and of small ones only those of torchtitan's tests
     "torchtitan.flavour": lambda engine, job, v: job.model.num_layers < 6 or job.model.hidden > 256,
     "transformers.model": lambda engine, job, v: v.model_name == "small" and v.unwritable,
     "transformers.latent": lambda engine, job, v: job.model.attention.latent is not None,
