@@ -217,6 +217,13 @@ def test_more_copies_may_turn_savings_round() -> None:
     check(found, fresh(found))
 
 
+def test_bounds_of_one_precision_are_not_those_of_another() -> None:
+    """Tensor ranks of torchtitan send fewer bytes in fp8 than in bf16."""
+    found = question(286, most=200)
+    assert {one.choice.precision for one in found.priced} == {"bf16", "fp8"}
+    check(found, fresh(found))
+
+
 @pytest.mark.parametrize("seed", [31, 63, 95])
 def test_a_host_without_room_is_said(seed: int) -> None:
     """Where all states have to lie there, and the device has room: as the launch with least."""

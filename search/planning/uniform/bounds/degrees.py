@@ -220,7 +220,7 @@ class ModelTimeBounds:
     def _tensor(self, jobs: Sequence[StepJob], hidden: int) -> CommunicationTime:
         found = []
         for job in jobs:
-            key = ("tensor", job.tp, job.tokens, job.element_bytes)
+            key = (job.precision, job.tp, job.tokens, job.element_bytes, hidden)
             if key not in self._sends:
                 self._sends[key] = tensor_parallel_comm(self._machine, job, hidden)
             found.append(self._sends[key])
