@@ -198,7 +198,8 @@ class EngineBest(Record):
     reason: str = ""
     """Reason why there is no plan."""
     broken: tuple[Notice, ...] = ()
-    """Broken rules that exclude all plans; with a plan those on adapters that exclude some."""
+    """Rules that exclude all plans; if there is a plan, the rules on adapters that exclude some of
+    the others."""
     missing_bytes: float | None = None
     """Memory per GPU that the smallest plan needs beyond the budget, bytes; None: not counted."""
     smallest: str = ""

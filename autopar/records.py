@@ -82,6 +82,8 @@ class _RecordType(StructMeta):
     ) -> _RecordType:
         options |= {"frozen": frozen, "kw_only": kw_only}
         if checked:
+            if "__post_init__" in namespace:
+                raise TypeError(f"{name}: a checked record cannot have a __post_init__")
             namespace["__post_init__"] = _check_fields
         return super().__new__(mcs, name, bases, namespace, **options)
 

@@ -192,8 +192,8 @@ def _low_precision_on(cards: Iterable[str]) -> Callable[[Run], bool]:
     return touches
 
 
-def _wide_on_h100(run: Run) -> bool:
-    """Return True if the sustained clock of 16-bit products is that of the card."""
+def _has_product_clock(run: Run) -> bool:
+    """Return True for GEMMs in 16 bits or more on a card with their own clock, at no known site."""
     wide = ELEMENT_BYTES[run.job.precision] >= ELEMENT_BYTES["bf16"]
     return wide and run.machine.kernels.section.product_clock is not None
 
@@ -334,7 +334,7 @@ def _constants() -> tuple[Constant, ...]:
             1.0,
             0.08,
             "products sustain what other kernels do",
-            _wide_on_h100,
+            _has_product_clock,
             _put_product_clock,
         )
     )

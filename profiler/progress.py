@@ -43,7 +43,7 @@ class Trouble(Record):
     """Description of the failure, with rank and host if known."""
     exit_code: int
     during: str
-    """Activity of the main thread at that time."""
+    """Activity of the main thread at that time; empty if the sentence says enough without it."""
     is_input_error: bool = False
     """True if the message is for the user only: no machine has failed."""
 
@@ -157,8 +157,8 @@ class Watch:
         if isinstance(error, AutoparError):
             text, exit_code = str(error), error.exit_code
             if self._rank == 0:
-                return replace(self._trouble(text, exit_code), is_input_error=True)
-        self._report(text, exit_code)
+                return replace(self._trouble(text, exit_code), during="", is_input_error=True)
+        self._report(text, exit_code, is_complete=isinstance(error, AutoparError))
         return self._on_report()
 
     def _on_signal(self, number: signal.Signals) -> Trouble:
@@ -171,7 +171,7 @@ class Watch:
 
     def _on_report(self) -> Trouble:
         """Return the cause of the first reported trouble, or the report itself."""
-        rank, text, _ = self._reports()[0]
+        rank, text, *_ = self._reports()[0]
         return self._cause() or self._trouble(f"interrupted: {self._name(rank)} {text}")
 
     def _on_timeout(self) -> Trouble:
@@ -192,18 +192,22 @@ class Watch:
     def _trouble(self, sentence: str, exit_code: int = 1) -> Trouble:
         return Trouble(sentence=sentence, exit_code=exit_code, during=self._during)
 
-    def _report(self, text: str, exit_code: int) -> None:
-        """Tell all ranks why this rank cannot continue; exit code 0 means a signal, no error."""
+    def _report(self, text: str, exit_code: int, *, is_complete: bool = False) -> None:
+        """Tell all ranks why this rank cannot continue.
+
+        exit_code : 0 for a signal, which is no error.
+        is_complete : whether the text names what failed and its remedy by itself.
+        """
         # The store assigns the number, so that two reports have different keys.
         number = self._store.add("errors", 1)
-        self._store.set(f"error/{number}", json.dumps([self._rank, text, exit_code]))
+        self._store.set(f"error/{number}", json.dumps([self._rank, text, exit_code, is_complete]))
 
-    def _reports(self) -> list[tuple[int, str, int]]:
-        """Return (rank, text, exit code) of all reports, oldest first."""
-        found: list[tuple[int, str, int]] = []
+    def _reports(self) -> list[tuple[int, str, int, bool]]:
+        """Return (rank, text, exit code, whether the text is complete) by report, oldest first."""
+        found: list[tuple[int, str, int, bool]] = []
         while self._store.check([key := f"error/{len(found) + 1}"]):
-            rank, text, exit_code = json.loads(self._store.get(key))
-            found.append((int(rank), str(text), int(exit_code)))
+            rank, text, exit_code, is_complete = json.loads(self._store.get(key))
+            found.append((int(rank), str(text), int(exit_code), bool(is_complete)))
         return found
 
     def _cause(self) -> Trouble | None:
@@ -223,9 +227,10 @@ class Watch:
         self._silent = [r for r, beat in enumerate(last) if beat[0] <= first[r][0]]
         if self._silent:
             return self._trouble(f"{self._names(self._silent)} stopped answering")
-        for rank, text, exit_code in self._reports():
+        for rank, text, exit_code, is_complete in self._reports():
             if exit_code:
-                return self._trouble(f"{self._name(rank)}: {text}", exit_code)
+                trouble = self._trouble(f"{self._name(rank)}: {text}", exit_code)
+                return replace(trouble, during="") if is_complete else trouble
         return None
 
     def _read_beat(self, rank: int) -> tuple[int, int]:

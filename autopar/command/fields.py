@@ -450,7 +450,7 @@ def _check_number(row: Row, number: float, text: str | None) -> None:
     is_read = text is None or (row.expects is not None and not math.isnan(number))
     got = f"{number:.12g}" if is_read and isinstance(number, float) else f"{number}"
     if not is_read:
-        got = f"{shown(text)}"
+        got = shown(text)
     raise OptionError(f"--{row.name}: expected {_expected(row)}, got {got}")
 
 

@@ -246,7 +246,7 @@ def ask(command: str, *words: str | Path, **options: Any) -> Answer:
         raise OptionError(f"unknown command {command!r:.60}", remedy=hint)
     module = import_module(SUBCOMMANDS[command][1])
     run = partial(module.run, what=command) if command in _LISTS else module.run
-    # A word is never an option, even if its file begins with a hyphen.
+    # A leading hyphen does not make a word an option; `name=value` does.
     places = [f"./{word}" if str(word).startswith("-") else str(word) for word in words]
     arguments = [*places, *_typed(module, options), "--json", "-"]
     for word in arguments:

@@ -304,7 +304,8 @@ class EngineEntry(_Entry):
     """Options of this search in addition to those given by the user."""
     reason: _Text | None = None
     rules: list[BrokenRuleEntry] | None = None
-    """Rules that exclude every uniform plan; with a plan those on adapters that exclude some."""
+    """Rules that exclude all uniform plans; if there is a plan, the rules on adapters that exclude
+    some of the others."""
 
 
 class FrontierEntry(_Entry):

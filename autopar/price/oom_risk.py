@@ -4,8 +4,8 @@ The prediction itself is in `autopar.price.account`. Reserved memory at the peak
 two reasons. The prediction has an error, estimated by kind of run from measured runs
 (docs/concepts/memory.md). The allocator has an overhead, estimated from published pairs of
 allocated and reserved memory. Both factors are independent. The logarithm of the error follows
-Student's t distribution with two degrees of freedom, of mixtures and Muon a normal one, as that of
-the overhead does.
+Student's t distribution with two degrees of freedom; for mixtures of experts and Muon it is normal,
+as is the logarithm of the overhead.
 """
 
 from __future__ import annotations

@@ -229,10 +229,10 @@ def widened_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
     The update of a group of weights first copies the moments of all of them that have fewer than 32
     bits, and frees the copies together (Transformer Engine 04912bf0, pytorch/optimizers/
     fused_adam.py, FusedAdam.step). Groups are dense weights and experts; biases and norms, without
-    weight decay, are groups of their own and small.
+    weight decay, are other groups, and small.
     """
     optimizer = run.runtime.optimizer
-    narrow = {8: 0, 6: 1}.get(optimizer.moments_bytes, 2)
+    narrow = {8: 0, 6: 1, 5: 1}.get(optimizer.moments_bytes, 2)
     if optimizer.kind != "adam" or optimizer.offload or not narrow or run.split.zero == 3:
         return 0
     own = {False: 0, True: 0}

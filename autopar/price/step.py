@@ -22,9 +22,9 @@ from autopar.rates.layer import (
     embedding_times,
     head_sends_s,
     head_times,
-    hidden_tensor,
     layer_times,
     mtp_times,
+    overlapped_tensor_share,
     recomputed_s,
     sent_again,
     tensor_parallel_comm,
@@ -32,10 +32,8 @@ from autopar.rates.layer import (
 from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import (
     ReplicaGroup,
-    data_shards,
     dense_group,
     expert_group,
-    expert_shards,
     frozen_bytes,
     gradient_bytes,
     reduction_s,
@@ -64,6 +62,8 @@ from autopar.run.job import (
     Job,
     Recomputation,
     adapter_parameters,
+    data_shards,
+    expert_shards,
     mtp_blocks,
     parameters,
     stage_blocks,
@@ -92,6 +92,8 @@ TERMS = (
 
 _INTERLEAVED_TRANSFER = 0.6
 """Exposed share of the transfers between stages of an interleaved pipeline."""
+_PLAIN_EXPERT = 0.5
+"""Host time of a local expert in 16 bits or more over that in fewer bits, `host.expert_s`."""
 _EXPOSED_EXPERTS = 0.5
 """Exposed share of dispatch and combine that overlap with another micro-batch."""
 
@@ -685,7 +687,7 @@ def _layer(
     _add(terms, times.parts)
     again = recomputed_s(job.recompute, times)
     tensor_again, experts_again = sent_again(machine, job, times, job.recompute)
-    hidden = hidden_tensor(machine, job)
+    hidden = overlapped_tensor_share(machine, job)
     tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
     experts = times.experts.forward_s + times.experts.backward_s + experts_again
     terms["recompute"] = again
@@ -703,7 +705,7 @@ def _forward_terms(
     machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
 ) -> dict[str, float]:
     """Return the device seconds of a layer's forward by term, without recomputation."""
-    hidden = hidden_tensor(machine, job)
+    hidden = overlapped_tensor_share(machine, job)
     terms: dict[str, float] = {}
     for part in times.parts:
         terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
@@ -733,10 +735,9 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
         pieces = host["merged"] if merged else 1.0
         seconds += pieces * host["experts_s"]
         if not job.fused_experts:
-            # the inputs of each expert are quantised one by one
+            # in 8 bits and fewer the inputs of each expert are quantised one by one
             narrow = ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]
-            each = host["expert_s"] if narrow else 0.5 * host["expert_s"]
-            launches = pieces * each * times.held
+            launches = pieces * (1.0 if narrow else _PLAIN_EXPERT) * host["expert_s"] * times.held
     if job.graphs == "partial":
         seconds *= host["partial_graphs"]
         # graphs need constant shapes: as many tokens for each expert in every step

@@ -90,24 +90,26 @@ class Accuracy(Record):
     ) -> RunClass:
         """Return the class of runs whose errors apply to a job.
 
-        Classes of the same stack and the same use of experts are preferred, then classes with the
-        same use of experts. Of several classes the one with the widest interval is returned. If it
-        has fewer than three sources, it gets the widest interval of similar classes.
+        Classes of the same stack, with the same use of experts and adapters, are preferred, then
+        all classes with the same use of experts. Classes with adapters never count for runs without
+        them. Of several classes the one with the widest interval is returned. If it has fewer than
+        three sources, it gets the widest interval of similar classes.
         """
+        possible = [c for c in self.classes if adapters or not c.adapters]
         same = [
             c
-            for c in self.classes
+            for c in possible
             if c.stack == stack and c.experts == experts and c.adapters == adapters
         ]
         exact = [c for c in same if c.site_known == site_known]
         # A known site never makes an estimate less certain.
         candidates = exact or (same if site_known else [c for c in same if not c.site_known])
         if not candidates:
-            candidates = [c for c in self.classes if c.experts == experts] or [*self.classes]
+            candidates = [c for c in possible if c.experts == experts] or possible
         found = max(candidates, key=_width)
         if found.sources >= _FEW_SOURCES:
             return found
-        others = [c for c in self.classes if c.sources > 1]
+        others = [c for c in possible if c.sources > 1]
         alike = [c for c in others if c.experts == experts and c.site_known == site_known]
         widest = max([found, *alike], key=_width)
         return replace(found, low=min(found.low, widest.low), high=max(found.high, widest.high))
@@ -117,9 +119,7 @@ def _width(entry: RunClass) -> float:
     return entry.high / entry.low
 
 
-def class_of_sources(
-    sources: Iterable[Source], *, experts: bool, adapters: bool = False
-) -> RunClass:
+def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
     """Return the class of runs whose errors apply to estimates made from `sources`.
 
     Sources of one stack give a class of that stack; without a stack, or with several, the widest
@@ -133,7 +133,6 @@ def class_of_sources(
     return _shipped().of(
         stacks[0] if len(stacks) == 1 else "",
         experts=experts,
-        adapters=adapters,
         site_known=site is not None and not site.estimated,
     )
 

@@ -432,8 +432,7 @@ def moe_exchange_time_s(
     fused dispatcher sends a token to another domain once. Without `network.exchange` the part
     inside a domain is an all-to-all of the distinct copies at 1.3 times its rate. Unfused, all
     `top_k` copies are sent at the rate of all-to-alls, since they are sorted by expert, not by
-    rank. Raises KeyError
-    for another direction.
+    rank. Raises KeyError for another direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from autopar.documents.json import Fault, converted, own_reader
 from autopar.errors import DocumentError, InputError
-from autopar.records import KeyFault, Record, number, record_of
+from autopar.records import KeyFault, Record, number, record_of, replace
 
 if TYPE_CHECKING:
     from autopar.rates.card import Card
@@ -122,9 +122,10 @@ _ATTENTION = constants(
 _SHARE = constants({"share": (0.02, 1.0)}, {})
 _GROUPED = constants(
     {"share": (0.02, 1.0), "narrow_share": (0.02, 1.0), "group_s": (0.0, 1e-3)},
-    {"narrow_share": 0.8, "group_s": 5e-6},
+    {"narrow_share": 0.84, "group_s": 5e-6},
 )
-"""Grouped GEMMs: rate over that of batched ones in 16 bits and below, and seconds of a group."""
+"""Grouped GEMMs: rate over that of batched ones in 16 bits or more (`share`) and in fewer
+(`narrow_share`), and seconds added for each group (`group_s`)."""
 _LAUNCH = constants({"launch_s": (1e-7, 1e-3)}, {})
 
 GemmFigure = Annotated[FormulaConstants, _GEMM]
@@ -155,7 +156,8 @@ class KernelsSection(Record):
     """Additional clock factor for GEMMs in 8 bits or fewer; None for 1."""
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: GroupedFigure
-    """Rate of a grouped GEMM over that of a batched GEMM of the same shape, and time of a group."""
+    """Rate of a grouped GEMM over that of a batched GEMM of the same shape, and seconds of each
+    group."""
     fused_grouped_gemm: ShareFigure
     """Rate of grouped kernels that run an expert's whole MLP in one launch, over a batched GEMM."""
     attention: dict[str, AttentionFigures]
@@ -187,10 +189,21 @@ class Kernels(Record):
     def product_clock(self, dtype: str, clock: float) -> float:
         """Return the sustained GEMM clock of a precision; `clock` is that of other kernels."""
         # GEMMs draw the most power, and the clock falls further.
-        bits = ELEMENT_BYTES[dtype] / ELEMENT_BYTES["bf16"]
+        size, section = ELEMENT_BYTES[dtype], self.section
+        if size > ELEMENT_BYTES["bf16"]:
+            return clock
+        low = size < ELEMENT_BYTES["bf16"]
+        more = section.low_precision_clock if low else section.product_clock
+        return clock * (1.0 if more is None else more["share"])
+
+    def relative_to_products(self) -> Kernels:
+        """Return the constants for a clock measured with GEMMs in 16 bits, as those of sites."""
         section = self.section
-        more = section.low_precision_clock if bits < 1 else section.product_clock
-        return clock * (1.0 if more is None or bits > 1 else more["share"])
+        products, low = section.product_clock, section.low_precision_clock
+        if products is not None and low is not None:
+            low = replace(low, values={"share": low["share"] / products["share"]})
+        section = replace(section, product_clock=None, low_precision_clock=low)
+        return replace(self, section=section)
 
     def gemm(self, dtype: str) -> FormulaConstants:
         """Return the GEMM constants of a precision; raises InputError if the card has none."""

@@ -192,8 +192,8 @@ def grouped_gemm_s(
     fused : True for kernels that run an expert's whole MLP in one launch.
 
     t = batched / share + groups x group_s: the batched GEMM at the card's relative rate of grouped
-    ones, and the launch and the tail of each expert's GEMM. Raises InputError if the card lacks the
-    precision.
+    ones, and for each expert's GEMM its tail and, unless fused, its launch. Raises InputError if
+    the card lacks the precision.
     """
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
@@ -471,15 +471,13 @@ def ring_attention_s(
     kv_heads: ArrayLike | None = None,
     head_dim: ArrayLike = _HEAD_DIM,
     head_dim_v: ArrayLike | None = None,
-    balanced: bool = True,
     clock: float = 1.0,
 ) -> F64:
     """Return the seconds of a rank's causal ring attention, without communication.
 
-    Each of `ranks` steps is one kernel over 1/ranks of the queries and keys. Balanced rings give
-    every rank the same number of pairs; otherwise the last rank has (2 - 1/ranks) of the mean. One
-    step is causal, the others see all keys (half of them when balanced). Raises InputError if the
-    card lacks the kernel.
+    Each of `ranks` steps is one kernel over 1/ranks of the queries and keys. In zigzag order every
+    rank has the same number of pairs: one step is causal, and in the others the queries see half of
+    the keys. Raises InputError if the card lacks the kernel.
     """
     batch, heads, length, ranks = _floats(batch, heads, seq_length, ranks)
     part = length / ranks
@@ -500,10 +498,8 @@ def ring_attention_s(
             clock=clock,
         )
 
-    # Zigzag order: in each further step half of the queries see all keys, or all queries half of
-    # them.
-    others = step(part / 2, causal=False) if balanced else step(part, causal=False)
-    return step(part, causal=True) + (ranks - 1) * others
+    # In each further step half of the queries see all keys, or all queries half of them.
+    return step(part, causal=True) + (ranks - 1) * step(part / 2, causal=False)
 
 
 def unfused_attention_s(

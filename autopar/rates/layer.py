@@ -266,7 +266,8 @@ def _core_s(
         )
     part, window = job.seq / ranks, attention.window
     if backward and kernel in _LOW_PRECISION:
-        # Tables of cuDNN's 8-bit backward: a window of 128 costs a full triangle, at 2 to 32 Ki.
+        # In cuDNN's tables the 8-bit backward takes as long with a window of 128 tokens as without
+        # one, for 2 to 32 Ki tokens.
         window = None
     # A rank has an early and a late half, which together see (s / 2c) s pairs of queries and keys.
     halves = job.keys_gathered and ranks > 1
@@ -419,9 +420,10 @@ def context_parallel_comm(
         return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
     size = job.tokens * key_value / job.tp * job.element_bytes
-    if job.torch_layers and not job.heads_exchanged:
+    gathered = job.torch_layers and not job.heads_exchanged
+    if gathered:
         size = job.tokens * 2 * attention.value / job.tp * job.element_bytes
-    if job.keys_gathered or (job.torch_layers and not job.heads_exchanged):
+    if job.keys_gathered or gathered:
         gather, scatter = (
             2 * transfer_s(machine, kind, job.cp * size / 2, job.cp, job.tp)
             for kind in ("allgather", "reducescatter")
@@ -561,16 +563,17 @@ def sent_again(
     The result is (tensor-parallel communication, dispatch and combine). The second is before
     overlap.
     """
-    sent = (1 - hidden_tensor(machine, job)) * times.tensor.forward_s
+    sent = (1 - overlapped_tensor_share(machine, job)) * times.tensor.forward_s
     if recompute == "full":
-        # the last reduce-scatter follows the last GEMM, with which torch ends
+        # torch ends with the last GEMM: of two all-gathers and two reduce-scatters, the last is not
+        # repeated
         return (0.75 if job.torch_layers else 1.0) * sent, times.experts.forward_s
     # per-op recomputation repeats the all-gathers
     tensor = 0.5 * sent if "per_op" in recompute else 0.0
     return tensor, times.experts.forward_s if "moe" in recompute else 0.0
 
 
-def hidden_tensor(machine: Machine, job: Job) -> float:
+def overlapped_tensor_share(machine: Machine, job: Job) -> float:
     """Return the overlapped share of tensor-parallel communication."""
     if not job.overlap_tensor:
         return 0.0

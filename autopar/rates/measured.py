@@ -382,7 +382,8 @@ _HOST_POWER = 3.0
 def host_device_time_s(device_s: _Real, host_s: _Real) -> _Real:
     """Return the time of kernels that a host launches: (device^3 + host^3)^(1/3).
 
-    Device and host work concurrently: the result is slightly above the longer of the two.
+    Device and host work concurrently: the result is at least the longer of the two, and
+    at most 26 % above it.
     """
     # Divided by the longer first: cubes of seconds would underflow.
     longest = np.maximum(np.maximum(device_s, host_s), 1e-300)

@@ -223,7 +223,7 @@ class Site(Record):
     gemm_size: int | None
     gemm_dtype: str | None
     clock: float | None
-    """Sustained rate of a run over that of a short benchmark, like `Kernels.clock`."""
+    """Sustained rate of GEMMs in 16 bits over that of a short benchmark."""
     copy_bytes_per_s: float | None
     memory_share: float | None
     """Memory rate over the datasheet's: of a copy, or of kernels if the site was fitted to runs.

@@ -142,7 +142,8 @@ class StackDocument(Record):
     host: Annotated[FormulaConstants, _HOST]
     """Host overheads in seconds, and factors on them.
 
-    Overheads of a layer, of a collective, of a layer's routing and of each local expert.
+    Overheads of a layer, of a collective, of a layer's routing, and of each local expert in 8 bits
+    or fewer; half of the last applies in 16 bits or more.
     `partial_graphs` : fraction left with partial CUDA graphs. `merged` : factor for experts whose
     forward and backward run in one schedule.
     """

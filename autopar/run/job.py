@@ -309,6 +309,26 @@ def parameters(block: Block) -> tuple[float, float]:
     return experts, dense
 
 
+def data_ranks(job: Job) -> int:
+    """Return the number of ranks in the reduction of dense gradients, context ranks included."""
+    return job.dp * job.cp
+
+
+def expert_ranks(job: Job) -> int:
+    """Return the number of ranks that hold the same experts."""
+    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
+
+
+def data_shards(job: Job) -> int:
+    """Return the sharding degree of dense weights: ranks per replica of the sharded states."""
+    return max(1, data_ranks(job) // job.replicas)
+
+
+def expert_shards(job: Job) -> int:
+    """Return the sharding degree of experts."""
+    return max(1, expert_ranks(job) // job.replicas)
+
+
 def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
     """Return (adapter target, output width) pairs for each matrix of `attention_matrices`.
 

@@ -212,6 +212,7 @@ class StagePrediction(Record):
     odds_of_oom: float
     """Probability that a device with this budget runs out of memory, 0 to 1."""
     in_flight: int
+    """Peak number of live micro-batches; those of a part of the chunks are rounded up together."""
     memory_bytes: Mapping[str, int]
     """Bytes by category (states, activations, vocab_states, vocab_activations, transient, shared,
     fixed); the sum is `allocated_bytes`."""
@@ -265,7 +266,7 @@ class Infeasibility(Record):
     num_stages: int
     missing_bytes: int
     smallest_budget_bytes: int
-    """Smallest memory budget per GPU for which a plan exists, bytes; 0 for none."""
+    """Memory budget per GPU in which the plan with the smallest peak fits, bytes; 0 if unknown."""
     reason: str
 
 

@@ -20,7 +20,7 @@ from autopar.rates.measured import bus_bytes_per_s
 from autopar.records import Record
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
-from profiler.hardware.options import Cluster, HardwareOptions
+from profiler.hardware.options import SP_TIME_SIZES, Cluster, HardwareOptions
 from profiler.hardware.overlap import SIDES, slowdown
 
 # --------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
                 warnings.append(
                     f"{group} has {format_count(len(times), 'size')} of whole "
                     f"MiB, but Galvatron needs at least {MIN_SP_TIME_SIZES}. "
-                    "Measure with --resume --sizes 1M:1G:x2"
+                    f"Measure with --resume --sizes {SP_TIME_SIZES}"
                 )
     return data or None
 

@@ -236,8 +236,11 @@ class HardwareOptions(RankOptions):
             )
 
 
+SP_TIME_SIZES = "1M:1G:x2"
+"""Message sizes of the sp_time file, as a value of --sizes."""
 _SP_TIME_FROM = 512 << 20
-"""Documented sizes that reach this message, bytes, are completed by those of sp_time."""
+"""Largest message, bytes, from which the sizes of --start-mb and --end-mb also include those of the
+sp_time file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +297,7 @@ def build_options(**given: object) -> HardwareOptions:
         sizes = {*parse_sizes(documented)}
         if max(sizes) >= _SP_TIME_FROM:
             # profile_hardware.sh sweeps its bandwidths by --end-mb, but sp_time up to 1,024 MB.
-            sizes |= {*parse_sizes("1M:1G:x2")}
+            sizes |= {*parse_sizes(SP_TIME_SIZES)}
         values["sizes"] = tuple(sorted(sizes))
     options = make(HardwareOptions, values)
     check_out(options.out)

@@ -364,7 +364,8 @@ def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> N
             with contextlib.suppress(AutoparError):  # the message below matters more
                 state.record.put(unmeasured(state.cell, "failed", trouble.sentence))
         kept = f"{state.record.counts().ok} measured cells"
+    during = f", during {trouble.during}" if trouble.during else ""
     say(
-        f"autopar: {trouble.sentence}, during {trouble.during}. {kept} can be "
+        f"autopar: {trouble.sentence}{during}. {kept} can be "
         f"found in {out}, and the same command with --resume measures the rest"
     )

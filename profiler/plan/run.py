@@ -448,7 +448,7 @@ def _say(trouble: Trouble, rank: int) -> None:
     # an input error is the same on every rank: only rank 0 prints it
     if trouble.is_input_error and rank:
         return
-    during = "" if trouble.is_input_error else f", during {trouble.during}"
+    during = f", during {trouble.during}" if trouble.during else ""
     say(f"profile-plan: {trouble.sentence}{during}")
 
 

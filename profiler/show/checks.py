@@ -54,7 +54,7 @@ from autopar.sanity_checks import SuspiciousValue
 from autopar.units import GB, divisors, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive
-from profiler.hardware.options import Cluster
+from profiler.hardware.options import SP_TIME_SIZES, Cluster
 from profiler.hardware.overlap import SIDES, slowdown
 from profiler.show.read import (
     Finding,
@@ -318,7 +318,7 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     f"there {'is' if count == 1 else 'are'} {format_count(count, 'size')}, and "
                     f"Galvatron refuses a file with fewer than {MIN_SP_TIME_SIZES}",
                     "Measure the others with "
-                    "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
+                    f"`torchrun -m profiler.hardware --resume --sizes {SP_TIME_SIZES}`",
                 )
 
 

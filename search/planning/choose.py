@@ -133,11 +133,10 @@ def completed(request: Request) -> tuple[Request, tuple[str, ...]]:
 def with_engine(request: Request) -> tuple[Request, tuple[str, ...]]:
     """Return (request, messages for stderr), with the engine whose profiler wrote the memory file.
 
-    The request is returned unchanged if `--engine` is given, if the answer is not the plan of an
-    engine, or if the file is not of PaddleNLP.
+    The request is returned unchanged if `--engine` is given, or if the file is not of PaddleNLP.
     """
-    memory, output = request.inputs.memory_profiling_path, request.output
-    if memory is None or request.engine is not None or output.frontier:
+    memory = request.inputs.memory_profiling_path
+    if memory is None or request.engine is not None:
         return request, ()
     if not is_file_of_paddle(Path(memory)):
         return request, ()

@@ -2,7 +2,8 @@
 
 Every point is the answer of the request with that budget. A search with a larger budget bounds the
 throughput of one with a smaller budget, and its plan stays the best as long as it fits. So at each
-point only those engines are searched again whose bound exceeds the throughput of the others.
+point only those engines are searched again whose bound exceeds the throughput of the others. A time
+limit holds for each search of an engine; points are then the best plans found in time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from autopar.answer import EngineBest
 from autopar.errors import InputError
-from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import Record, replace
 from autopar.run.plan import Prediction
 from autopar.run.runtime import Engine
@@ -21,9 +21,10 @@ from search.engines.space import EngineSpace
 from search.engines.table import ALIKE
 from search.planning.choose import SearchChoice, Solved, opened, plans_of
 from search.planning.layered.planner import FRONTIER_STEPS
-from search.planning.layered.prediction import SearchResult
+from search.planning.layered.prediction import SearchResult, result_without_plan
 from search.planning.uniform.answer import EngineResult, UniformRequest, UniformResult, searched_in
 from search.planning.uniform.best_first import UniformSearch
+from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.result import result_of
 from search.request.interface import changed
 from search.request.options import Shares
@@ -56,7 +57,9 @@ def frontier(route: SearchChoice, first: Solved) -> list[SearchResult]:
     while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
         grid = most - most * len(results) / FRONTIER_STEPS
         budget = min(least_budget(results[-1]) - 1, grid)
-        results.append(_best(engines, budget) or _none(results[-1], budget))
+        options = {**results[-1].options, "memory_constraint_bytes": budget}
+        none = result_without_plan(options, "no plan fits")
+        results.append(_best(engines, budget) or none)
     return results
 
 
@@ -105,18 +108,6 @@ def _budget(first: Solved) -> float:
     return float(memory)
 
 
-def _none(last: SearchResult, budget: float) -> SearchResult:
-    """Return the result of a budget in which nothing fits."""
-    return replace(
-        last,
-        status="infeasible",
-        plan=None,
-        prediction=None,
-        alternatives=(),
-        options={**last.options, "memory_constraint_bytes": budget},
-    )
-
-
 def least_budget(result: SearchResult) -> float:
     """Return the smallest memory budget per GPU, bytes, in which the plan of a result fits."""
     from search.planning.uniform.result import UniformSearchResult
@@ -134,16 +125,13 @@ def _least_of_layers(prediction: Prediction | None) -> float:
 
 
 def _least_of_uniform(one: EngineResult) -> float:
-    """Return the smallest budget of an engine's best plan, by bisection of its OOM probability."""
+    """Return the smallest budget of an engine's best plan, bytes."""
     assert one.best is not None, "there is a plan"
-    found = one.best.assessment
-    peaks = [account.peak_bytes for account in found.accounts]
-    low, high = float(max(peaks)), one.target.capacity_bytes
-    while high - low > 1.0:
-        middle = (low + high) / 2.0
-        fits = oom_probability_any_stage(found.run, peaks, middle) <= one.target.oom_risk
-        low, high = (low, middle) if fits else (middle, high)
-    return math.ceil(high)
+    found, target = one.best.assessment, one.target
+    budget = MemoryBudget(target.capacity_bytes, target.oom_risk)
+    # one byte for the rounding of floats, but no more than the budget in which the plan was found
+    least = math.ceil(budget.capacity_for(found.run, found.fullest.peak_bytes)) + 1
+    return min(float(least), target.capacity_bytes)
 
 
 def _engines(request: Request, route: SearchChoice, first: Solved) -> list[_Engine]:

@@ -13,17 +13,17 @@ from autopar.errors import InfeasibleError, InputError, input_errors
 from autopar.price.assessment import assess
 from autopar.records import PositiveNumber, replace, typed
 from autopar.run.of_plan import UniformPlan
-from autopar.run.plan import Infeasibility, Plan, Prediction
+from autopar.run.plan import Plan, Prediction
 from search.engines.table import engine_space
 from search.planning.choose import SearchChoice, completed, opened, route_of, solve
 from search.planning.frontier import frontier
-from search.planning.layered.parts import ChosenPlans
+from search.planning.layered.parts import ChosenPlans, TooLargeError
 from search.planning.layered.planner import (
     Planner as LayeredPlanner,
     changes_of,
     solve_by_family,
 )
-from search.planning.layered.prediction import SearchResult, SearchStats
+from search.planning.layered.prediction import SearchResult, result_without_plan
 from search.planning.uniform.answer import UniformRequest, answer, target_of
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import choice_of
@@ -189,11 +189,15 @@ class Planner(LayeredPlanner):
         may be skipped. The last result has no plan if nothing fits. Only the first result has
         alternatives.
 
-        first : result of the first search, if known; only for per-layer plans
+        first : result of the first search, if known; not used if engines are searched
         """
         if self._request is None or not self._searches_engines:
             return super().frontier(first)
-        return frontier(self._route, solve(self._request, self._route))
+        try:
+            first_of_all = solve(self._request, self._route)
+        except InfeasibleError as error:
+            return [_none(self._request, error)]
+        return frontier(self._route, first_of_all)
 
     @typed
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
@@ -224,7 +228,7 @@ class Planner(LayeredPlanner):
         try:
             found = answer(replace(question, fixed=fixed, engines=engines))
         except InputError as error:
-            return _none(request, str(error))
+            return _none(request, error)
         return result_of(found, request)
 
 
@@ -241,25 +245,18 @@ def _solved(request: Request, route: SearchChoice | None = None) -> SearchResult
     try:
         return solve(request, route).result
     except InfeasibleError as error:
-        return _none(request, str(error))
+        return _none(request, error)
 
 
-def _none(request: Request, reason: str) -> SearchResult:
-    """Return the result of a search in which no plan is legal or supported by its engine."""
-    return SearchResult(
-        status="infeasible",
-        plan=None,
-        prediction=None,
-        bound_samples_per_s=0.0,
-        gap=0.0,
-        alternatives=(),
-        infeasibility=Infeasibility(
-            stage=0, num_stages=0, missing_bytes=0, smallest_budget_bytes=0, reason=reason
-        ),
-        defaults_used=(),
-        notes=(),
-        options=option_record(request.options, request.options.memory_constraint_bytes),
-        sources=(),
-        estimated=True,
-        stats=SearchStats(states=0, candidates=0, opened=0, cpu_s=0.0, wall_s=0.0),
+def _none(request: Request, error: Exception) -> SearchResult:
+    """Return the result of a search that raised an error because it has no plan."""
+    options = request.options
+    record = option_record(options, options.memory_constraint_bytes)
+    if not isinstance(error, TooLargeError):
+        return result_without_plan(record, str(error))
+    return result_without_plan(
+        record,
+        str(error),
+        missing_bytes=round(error.missing_bytes),
+        smallest_budget_bytes=round(error.smallest_bytes),
     )

@@ -215,11 +215,16 @@ def _refuse_names(model: object, request: Request) -> None:
 def changed(request: Request, changes: Mapping[str, Any]) -> Request:
     """Return a request with other values of options, whether the user gave them or not.
 
-    changes : field of `InputSpec` or `SearchOptions` -> value
+    changes : field of `InputSpec` or `SearchOptions` -> value; lists are replaced
     """
     names = {row.name for row in ROWS if row.field in changes}
     given = {name: value for name, value in request.given.items() if name not in names}
-    return extended(replace(request, given=given), changes)
+    # `extended` appends to lists
+    lists: dict[str, Any] = {
+        r.field: () for r in rows_of(SearchOptions) if r.kind == "texts" and r.field in changes
+    }
+    options = replace(request.options, **lists)
+    return extended(replace(request, given=given, options=options), changes)
 
 
 def fixed_by_rule(rule: str, fixed: Constraints) -> Constraints:

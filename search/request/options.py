@@ -332,7 +332,9 @@ class Shares:
 def batches_of(sizes: Any) -> tuple[int, ...]:
     """Return given global batch sizes; raises OptionError if one is invalid."""
     given = checked_value("global_batch_sizes", Sequence[Any] | None, sizes) or ()
-    return tuple(filter(None, (SearchOptions(settle_bsz=size).settle_bsz for size in given)))
+    for size in given:
+        SearchOptions(settle_bsz=size)  # for its checks
+    return tuple(given)
 
 
 def option_record(

@@ -748,6 +748,8 @@ def build_request(raw: Mapping[str, object]) -> Request:
         raise OptionError(
             "--oom-risk cannot be combined with --reserve, which sets the reserved memory"
         )
+    if values.get("enable-cp") and values.get("disable-cp"):
+        raise OptionError("--enable-cp cannot be combined with --disable-cp", remedy="Remove one")
     options = make(SearchOptions, values)
     # check here, before any input is read
     parse_rules(options.pin, options.forbid)

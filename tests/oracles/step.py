@@ -80,6 +80,8 @@ class _Device:
         clock = self.clock
         if WIDTHS[dtype] < 2 and "low_precision_clock" in self.kernels:
             clock *= self.kernels["low_precision_clock"]["value"]["share"]
+            if self.clock_measured and "product_clock" in self.kernels:
+                clock /= self.kernels["product_clock"]["value"]["share"]
         if WIDTHS[dtype] == 2 and "product_clock" in self.kernels and not self.clock_measured:
             clock *= self.kernels["product_clock"]["value"]["share"]
         best = math.inf
@@ -317,7 +319,8 @@ class _Step:
             if len(each) > 1:
                 again = sum(times[0] for times in each[1::2]) / forward
             else:
-                again = (0.5, 1.0, 0.5, 0.0 if mlp.gated else 1.0)[number]
+                of_mlp = (0.5, 0.0) if mlp.gated else (0.0, 1.0)
+                again = (0.5, 1.0, *of_mlp)[number]
             whole = 0.0 if torch and number == 3 else 1.0
             found.append(("gemm", module, forward, backward, whole, again))
             outputs = sum(widths)

@@ -15,6 +15,7 @@ import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
+from autopar.price.oom_risk import kind_of
 from autopar.records import replace
 from search.engines.candidate import NONE, Constraints
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
@@ -94,13 +95,13 @@ def check_smallest(asked: Question, solved: VariantResult) -> None:
     assert peak == asked.smallest
     assert solved.shortage.least_bytes == peak
     assert solved.shortage.missing_bytes > 0
-    # with so much more memory, and what is to be left free of it, it fits
-    room = peak - solved.shortage.missing_bytes
-    card = asked.memory_bytes - memory.CONTEXT_BYTES
-    enough = card * peak / room + memory.CONTEXT_BYTES if room > 0 else 4 * peak + (2 << 30)
+    # with so much more memory it fits; with less only a plan that needs less free memory does
+    enough = asked.memory_bytes + solved.shortage.missing_bytes
     uniform = with_host(asked.uniform, float("inf"))
-    again = uniform.solve(asked.fixed, memory_bytes=1.001 * enough)
-    assert again.solutions
+    assert uniform.solve(asked.fixed, memory_bytes=1.001 * enough).solutions
+    kind = kind_of(solved.smallest.run)
+    for other in uniform.solve(asked.fixed, memory_bytes=0.999 * enough).solutions:
+        assert kind_of(other.run) != kind
 
 
 def check_host(asked: Question, solved: VariantResult) -> None:

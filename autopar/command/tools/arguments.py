@@ -27,7 +27,7 @@ DETAIL = "detail"
 OPTIONS = "options"
 _LONGEST = 20_000
 """Maximum characters of a text, which the answer repeats."""
-_FORMER = {"memory_gib": "memory_constraint", "write_to": "output_config_path"}
+_FORMER = {"write_to": "output_config_path"}
 """Earlier name of an argument -> its name."""
 _SCREEN = {
     "json": "The tool returns the answer",

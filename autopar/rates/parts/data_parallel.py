@@ -13,7 +13,16 @@ import numpy as np
 from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.operations import Machine, Real, transfer_s
 from autopar.rates.parts.optimizer import optimizer_time_s
-from autopar.run.job import Block, Job, adapter_parameters, parameters
+from autopar.run.job import (
+    Block,
+    Job,
+    adapter_parameters,
+    data_ranks,
+    data_shards,
+    expert_ranks,
+    expert_shards,
+    parameters,
+)
 from autopar.training.adapters import base_bytes
 
 
@@ -32,38 +41,18 @@ class ReplicaGroup(NamedTuple):
 def dense_group(job: Job) -> ReplicaGroup:
     """Return the ranks that hold the same weights outside experts."""
     shards = data_shards(job)
-    return ReplicaGroup(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
+    return ReplicaGroup(False, shards, data_ranks(job) // shards, job.tp, job.zero)
 
 
 def expert_group(job: Job) -> ReplicaGroup:
     """Return the ranks that hold the same experts."""
     shards = expert_shards(job)
-    return ReplicaGroup(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
+    return ReplicaGroup(True, shards, expert_ranks(job) // shards, job.ep * job.etp, job.zero)
 
 
 def gradient_bytes(machine: Machine, job: Job) -> float:
     """Return the bytes per element of the gradient reduction."""
     return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
-
-
-def _data_ranks(job: Job) -> int:
-    """Return the number of ranks in the reduction of dense gradients, context ranks included."""
-    return job.dp * job.cp
-
-
-def _expert_ranks(job: Job) -> int:
-    """Return the number of ranks that hold the same experts."""
-    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
-
-
-def data_shards(job: Job) -> int:
-    """Return the sharding degree of dense weights: ranks per replica of the sharded states."""
-    return max(1, _data_ranks(job) // job.replicas)
-
-
-def expert_shards(job: Job) -> int:
-    """Return the sharding degree of experts."""
-    return max(1, _expert_ranks(job) // job.replicas)
 
 
 def _trains_nothing(job: Job) -> bool:

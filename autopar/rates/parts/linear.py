@@ -156,12 +156,15 @@ def mlp_parts(
     up: Beside = [("fc1", inner)] * gates
     down: Beside = [("fc2", hidden)]
     apart = (inner, inner) if gated and job.torch_layers else ()
-    yield from linear_parts(machine, job, f"{module} up", module, n, first, hidden, up, apart=apart)
     # Queries, keys, values, projection, gate, up, down: every second one is repeated.
+    yield from linear_parts(
+        machine, job, f"{module} up", module, n, first, hidden, up,
+        apart=apart, per_op=None if gated else 0.0,
+    )  # fmt: skip
     for part in linear_parts(
         machine, job, f"{module} down", module, n, hidden, inner, down, per_op=float(not gated)
     ):
-        ends = job.torch_layers and part.kind == "gemm"
+        ends = job.torch_layers and part.name == f"{module} down"
         yield part._replace(full=0.0) if ends else part
     name = f"{module} activation"
     yield element_part(machine, job, name, module, "activation", n * first, gated=gated)

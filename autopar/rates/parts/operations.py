@@ -49,9 +49,7 @@ def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
         site.require_card(card)
         factors = site.factors
         if site.clock is not None:
-            # The clock of a site is measured with GEMMs in 16 bits.
-            clock = site.clock
-            kernels = replace(kernels, section=replace(kernels.section, product_clock=None))
+            clock, kernels = site.clock, kernels.relative_to_products()
         card = replace(card, network=site.network(card.network))
         if site.elementwise_share is not None:
             # Shares of all classes scale together: they refer to one memory.

@@ -11,7 +11,7 @@ from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.memory_bound import cast_s, optimizer_s
 from autopar.rates.parts.operations import Machine
 from autopar.records import Record
-from autopar.run.job import FP32_STATES, Block, Job, parameters
+from autopar.run.job import FP32_STATES, Block, Job, data_shards, expert_shards, parameters
 from autopar.run.runtime import HostAdam
 
 
@@ -94,9 +94,11 @@ def weights_cast_s(machine: Machine, job: Job, block: Block) -> float:
     if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
         return 0.0
     experts, dense = parameters(block)
-    held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
-    if job.zero == 3 and job.gathered_bytes is not None and job.gathered_bytes < 2.0:
-        held /= max(1, job.dp * job.cp // job.replicas)  # quantised before they are gathered
+    # shards are quantised before they are gathered
+    sharded = job.zero == 3 and job.gathered_bytes is not None and job.gathered_bytes < 2.0
+    of_experts, of_dense = (expert_shards(job), data_shards(job)) if sharded else (1, 1)
+    held = experts / (job.ep * job.etp * of_experts)
+    held += 0.0 if job.experts_only else dense / (job.tp * of_dense)
     return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
 
 

@@ -73,7 +73,7 @@ class NoPlanError(InfeasibleError):
         )
 
 
-class _TooLargeError(InfeasibleError):
+class TooLargeError(InfeasibleError):
     """Error: no plan fits in memory, for an engine that supports every per-layer plan."""
 
     def __init__(self, why: str, smallest_bytes: float, missing_bytes: float) -> None:
@@ -212,7 +212,7 @@ def choose_any(
             # A remedy may name options that the search added.
             why = refused.why if isinstance(refused, NoPlanError) else refused.short
             missing, smallest = None, ""
-            if isinstance(refused, _TooLargeError):
+            if isinstance(refused, TooLargeError):
                 missing = refused.missing_bytes
                 smallest = f"per-layer plan of {refused.smallest_bytes / GIB:.2f} GiB"
             lines.append(
@@ -247,7 +247,7 @@ def choose_any(
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
     """Return the best plan of an engine that supports every per-layer plan.
 
-    Raises InfeasibleError if none is found; `_TooLargeError` if more memory would suffice.
+    Raises InfeasibleError if none is found; `TooLargeError` if more memory would suffice.
     """
     options, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
@@ -259,7 +259,7 @@ def _whole_space(request: Request, sessions: _Sessions) -> _Found:
         smallest = math.ceil(why.smallest_budget_bytes / GIB * 100) / 100
         budget = options.memory_constraint_bytes
         text = f"{_why_none(result)}, the smallest plan needs {smallest:.2f} GiB"
-        raise _TooLargeError(text, smallest * GIB, smallest * GIB - budget)
+        raise TooLargeError(text, smallest * GIB, smallest * GIB - budget)
     return _Found(
         samples_per_s=result.prediction.samples_per_s,
         plan=result.plan,

@@ -146,6 +146,41 @@ class SearchResult(Record, checked=True):
 # that two plans can be compared replica by replica.
 
 
+def result_without_plan(
+    options: Mapping[str, object],
+    reason: str,
+    *,
+    missing_bytes: int = 0,
+    smallest_budget_bytes: int = 0,
+) -> SearchResult:
+    """Return the result of a search that has no plan, whichever engines it asked.
+
+    options : as `option_record` returns them.
+    missing_bytes, smallest_budget_bytes : as in `Infeasibility`; 0 if unknown.
+    """
+    return SearchResult(
+        status="infeasible",
+        plan=None,
+        prediction=None,
+        bound_samples_per_s=0.0,
+        gap=0.0,
+        alternatives=(),
+        infeasibility=Infeasibility(
+            stage=0,
+            num_stages=0,
+            missing_bytes=missing_bytes,
+            smallest_budget_bytes=smallest_budget_bytes,
+            reason=reason,
+        ),
+        defaults_used=(),
+        notes=(),
+        options=options,
+        sources=(),
+        estimated=True,
+        stats=SearchStats(states=0, candidates=0, opened=0, cpu_s=0.0, wall_s=0.0),
+    )
+
+
 def drawn_step_times(
     cost: CostModel,
     tables: PlanTables,

@@ -8,6 +8,7 @@ sentences.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,8 @@ class UniformResult(Record):
     engines: tuple[EngineResult, ...]
     lines: tuple[EngineBest, ...] = ()
     """Best plan of each engine, per-layer plans included; empty if one engine was searched."""
+    wall_s: float = 0.0
+    """Wall-clock seconds of all searches."""
 
     @property
     def best(self) -> EngineResult | None:
@@ -269,6 +272,7 @@ def answer(
     """
     from search.planning.uniform.best_first import GRACE_S
 
+    began = time.perf_counter()
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
     spaces: dict[EngineSpace, UniformSearch] = {}
@@ -305,7 +309,8 @@ def answer(
             other_precision=_other_precision(question, found[0], space, shares),
             without_host=_without_host(question, found[0], space, shares),
         )
-    return UniformResult(question=question, engines=tuple(found))
+    wall_s = time.perf_counter() - began
+    return UniformResult(question=question, engines=tuple(found), wall_s=wall_s)
 
 
 def searched_in(

@@ -81,7 +81,7 @@ class MemoryShortage(Record):
     stage: int
     """Index of the peak stage."""
     missing_bytes: float
-    """Peak minus the largest peak that fits, or host memory minus host capacity, bytes."""
+    """Memory of the device, or of the host, that the plan needs beyond what there is, bytes."""
     least_bytes: float
     """Lower bound of the peak of any plan, bytes; equal to the peak if the search was complete.
 
@@ -620,9 +620,10 @@ class _Search:
             return None, None
         solution = self.solution(found.choice, found.run, found.stages)
         fullest = solution.assessment.fullest
+        capacity = self.room.capacity_for(found.run, fullest.peak_bytes)
         return solution, MemoryShortage(
             stage=fullest.stage,
-            missing_bytes=fullest.peak_bytes - self.room.bytes_for(found.run),
+            missing_bytes=capacity - self.room.capacity_bytes,
             least_bytes=found.least_bytes,
         )
 

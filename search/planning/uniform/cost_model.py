@@ -581,7 +581,7 @@ class UniformCostModel:
         if unit.job.frozen:
             return 0.0
         degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
-        key = (*degrees, choice.zero, choice.dp_replicate)
+        key = (*degrees, choice.zero, choice.dp_replicate, choice.precision)
         found = self._updates.get(key)
         if found is None:
             pp = choice.pp

@@ -102,6 +102,7 @@ class MemoryBudget:
     """Bytes that tensors may allocate on a device at an OOM probability limit, by kind of plan."""
 
     def __init__(self, capacity_bytes: float, risk: float) -> None:
+        self.capacity_bytes = capacity_bytes
         self._left = capacity_bytes - CONTEXT_BYTES
         self._risk = risk
 
@@ -118,6 +119,10 @@ class MemoryBudget:
     def bytes_for(self, run: Run) -> float:
         """Return the largest peak allocated of a run within the OOM probability limit, bytes."""
         return self.bytes_of(kind_of(run))
+
+    def capacity_for(self, run: Run, peak_bytes: float) -> float:
+        """Return the smallest device memory in which a peak of a run is within the limit, bytes."""
+        return CONTEXT_BYTES + peak_bytes * (1.0 + reserve_share(kind_of(run), self._risk))
 
     def bytes_of(self, kind: LaunchKind) -> float:
         """Return the largest peak allocated within the limit, by kind of plan, bytes."""

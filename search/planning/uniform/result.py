@@ -5,10 +5,12 @@ A uniform plan becomes a `Plan` with its run, and its assessment a `Prediction`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from autopar.pipeline.formulas import in_flight
 from autopar.price.account import account_of
 from autopar.price.assessment import Assessment, Target
 from autopar.rates.accuracy import probability_faster
@@ -89,7 +91,7 @@ def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
             candidates=sum(each.choices for each in efforts),
             opened=sum(each.opened for each in efforts),
             cpu_s=found.cpu_s,
-            wall_s=found.cpu_s,
+            wall_s=found.wall_s,
         ),
         engines=found.lines,
         found=found,
@@ -135,7 +137,8 @@ def _infeasibility(found: UniformResult) -> Infeasibility:
             smallest_budget_bytes=0,
             reason=found.why_none,
         )
-    missing = round(shortage.missing_bytes)
+    # one byte more than the exact limit, whose comparison is rounded
+    missing = math.ceil(shortage.missing_bytes) + 1
     return Infeasibility(
         stage=shortage.stage,
         num_stages=smallest.choice.pp,
@@ -155,8 +158,17 @@ def prediction_of(solution: PricedRun, target: Target) -> Prediction:
     price, step, run = price_of(assessment, target), assessment.step, assessment.run
     assert step is not None, "a solution has a step time"
     exposed = step.terms_s.get("gradients", 0.0)
+    strategy = run.strategy
+    flights = in_flight(
+        strategy.schedule,
+        strategy.pp,
+        strategy.vpp,
+        strategy.micro_batches,
+        strategy.group,
+        ahead=int(run.runtime.overlap.experts),
+    )
     stages = []
-    for stage, times in zip(price.stages, step.stages, strict=True):
+    for stage, times, flight in zip(price.stages, step.stages, flights, strict=True):
         time_s = {name: value for name, value in times.terms_s.items() if value}
         sent = time_s.pop("transfer", 0.0)
         forward = sum(value for name, value in times.forward_s.items() if name != "transfer")
@@ -171,7 +183,7 @@ def prediction_of(solution: PricedRun, target: Target) -> Prediction:
                 reserved_bytes=round(stage.reserved_bytes[1]),
                 odds_of_oom=stage.oom_probability,
                 budget_bytes=round(stage.budget_bytes),
-                in_flight=min(run.strategy.micro_batches, run.strategy.pp - stage.stage),
+                in_flight=math.ceil(flight),
                 memory_bytes={name: round(size) for name, size in stage.terms_bytes.items()},
                 time_s=time_s,
             )

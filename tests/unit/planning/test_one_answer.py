@@ -13,7 +13,7 @@ from autopar.errors import InputError, OptionError
 from autopar.run.of_plan import UniformPlan
 from benchmarks import same_answers
 from search.planning.frontier import least_budget
-from search.request.interface import request_of
+from search.request.interface import changed, request_of
 from search.request.request import build_request
 
 SMALL: dict[str, Any] = {
@@ -70,7 +70,10 @@ def test_every_point_of_the_frontier_is_the_answer_at_its_budget(
     """And its plan fits in no smaller budget than that which the next one begins below."""
     points = planner.frontier()
     assert len(points) > 8
-    assert points[-1].plan is None
+    last = points[-1]
+    assert (last.plan, last.status, last.bound_samples_per_s) == (None, "infeasible", 0.0)
+    assert last.infeasibility is not None
+    assert last.to_dict()["status"] == "infeasible"
     for point in points[:-1:5]:
         budget = point.options["memory_constraint_bytes"]
         assert isinstance(budget, int | float)
@@ -80,6 +83,33 @@ def test_every_point_of_the_frontier_is_the_answer_at_its_budget(
         assert point.prediction.samples_per_s == again.prediction.samples_per_s
         assert planner.evaluate(again.plan, least_budget(again)).fits  # type: ignore[arg-type]
         assert not planner.evaluate(again.plan, least_budget(again) - 2.0).fits  # type: ignore[arg-type]
+
+
+def test_the_smallest_budget_is_sufficient(planner: autopar.Planner) -> None:
+    """It is in bytes of the device, of which allocations get a part."""
+    why = planner.solve(memory_constraint_gib=2.0).infeasibility
+    assert why is not None
+    assert why.smallest_budget_bytes == 2 * 2**30 + why.missing_bytes
+    assert planner.solve(why.smallest_budget_bytes, top=0).plan is not None
+    assert planner.solve(why.smallest_budget_bytes - 2, top=0).plan is None
+
+
+@pytest.mark.parametrize("engine", ["megatron", "galvatron"])
+def test_a_frontier_without_a_plan_is_its_reason(engine: str) -> None:
+    """Also for per-layer plans of an engine, whose search raises an error."""
+    options = {"engine": engine, "fine_grained_mode": True, "global_batch_size": 64}
+    planner = autopar.Planner("llama3-70b", "h100:1x2", **options)
+    (point,) = planner.frontier()
+    assert point.plan is None
+    assert point.infeasibility is not None
+    assert point.infeasibility.reason
+
+
+def test_live_micro_batches_are_those_of_the_schedule() -> None:
+    """Interleaved stages hold more than 1F1B: a chunk counts as its part."""
+    result = autopar.plan(**SMALL | {"num_layers": 16}, engine="megatron", pp=4, vpp=2, tp=1)
+    assert result.prediction is not None
+    assert [stage.in_flight for stage in result.prediction.stages] == [6, 5, 4, 3]
 
 
 @pytest.mark.whole
@@ -116,6 +146,18 @@ def test_a_uniform_plan_is_a_plan_with_its_run(planner: autopar.Planner, tmp_pat
     assert "tp(3)" in none.infeasibility.reason
 
 
+def test_changed_lists_are_replaced() -> None:
+    """A rule that stays is not there twice."""
+    request = build_request({"model": "llama3-8b", "hardware": "h100:1x8", "pin": ["tp=2"]})
+    rules = (*request.options.pin, "pp=2")
+    assert changed(request, {"pin": rules}).options.pin == rules
+
+
+def test_both_switches_of_context_parallelism_are_refused() -> None:
+    with pytest.raises(OptionError, match="--enable-cp cannot be combined with --disable-cp"):
+        autopar.plan("llama3-8b", "h100:1x8", enable_cp=True, disable_cp=True)
+
+
 def test_batches_of_a_planner_are_searched_each(planner: autopar.Planner) -> None:
     """The fastest is the answer."""
     each = [planner.solve(global_batch_sizes=(batch,)) for batch in (32, 64)]
@@ -123,6 +165,8 @@ def test_batches_of_a_planner_are_searched_each(planner: autopar.Planner) -> Non
     rates = [one.prediction.samples_per_s for one in each if one.prediction is not None]
     assert both.prediction is not None
     assert both.prediction.samples_per_s == max(rates)
+    with pytest.raises(OptionError, match="global_batch_sizes"):
+        planner.solve(global_batch_sizes=[None])  # type: ignore[list-item]
 
 
 NAMES: list[tuple[dict[str, Any], dict[str, object]]] = [

@@ -26,7 +26,7 @@ from autopar.price.peak import (
     transfer_bytes,
     warmup_chunks,
 )
-from autopar.price.states import buffers_of, states_of
+from autopar.price.states import buffers_of, states_of, widened_bytes
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run, run_with_split
@@ -173,6 +173,19 @@ def test_buckets_close_where_reductions_overlap() -> None:
     nccl = told(found, states=replace(states, padded_buckets=True))
     (buffer,) = buffers_of(nccl, stage_weights(nccl, 0)[0])
     assert buffer.elements % 65536 == 0
+
+
+@pytest.mark.parametrize(("moments_bytes", "narrow"), [(8, 0), (6, 1), (5, 1), (4, 2), (2, 2)])
+def test_narrow_moments_are_widened(moments_bytes: int, narrow: int) -> None:
+    """Of 4 and 1 bytes the second has to be copied, of 2 and 2 both."""
+    found = told(run(gpt(tied=False)), optimizer=Optimizer(moments_bytes=moments_bytes))
+    chunks = stage_weights(found, 0)
+    own = sum(
+        buffer.elements // buffer.replicas
+        for chunk in chunks
+        for buffer in buffers_of(found, chunk)
+    )
+    assert widened_bytes(found, chunks) == 4 * narrow * own
 
 
 def test_muon_keeps_one_moment_of_matrices() -> None:

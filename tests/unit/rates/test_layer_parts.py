@@ -80,6 +80,17 @@ def test_weights_are_quantised_in_every_kind_of_layer(machine: Machine) -> None:
         assert layer_times(machine, DENSE, block).weight_cast_s == 0
 
 
+def test_shards_of_experts_are_quantised(machine: Machine) -> None:
+    """A rank quantises what it keeps: of experts, 1 / (ep etp) and of that one shard."""
+    experts = Block(number=1, hidden=4096, mlp=Experts(number=8, per_token=2, width=14336))
+    fully = replace(DENSE, precision="fp8", zero=3, gathered_bytes=1.0)
+    few, many = (
+        layer_times(machine, job_with(fully, dp=8, ep=ep), experts).weight_cast_s for ep in (1, 8)
+    )
+    # with 8 ranks each keeps an eighth of the experts, whether as shards or as whole experts
+    assert few == pytest.approx(many, rel=0.01)
+
+
 def test_attention_that_a_card_has_no_times_of_is_refused(machine: Machine) -> None:
     """Another kernel's time would be a guess in silence."""
     with pytest.raises(InputError) as caught:

@@ -230,6 +230,18 @@ def test_a_site_of_another_card_is_refused(tmp_path: Path) -> None:
     assert machine_of(mine, load_stack("megatron-core"), own).clock == 0.95
 
 
+def test_a_site_changes_all_products_alike() -> None:
+    """Its clock is of GEMMs in 16 bits; those in 8 bits keep their relation to them."""
+    card, stack = load_card("h100-80gb"), load_stack("torchtitan-compiled")
+    shares = set()
+    for site in (None, load_site("meta-h100")):
+        machine = machine_of(card, stack, site)
+        wide, low = (machine.kernels.product_clock(one, machine.clock) for one in ("bf16", "fp8"))
+        shares.add(round(low / wide, 12))
+        assert site is None or wide == site.clock
+    assert len(shares) == 1
+
+
 def test_a_site_of_nominal_figures_is_as_unknown_as_none() -> None:
     """Nominal adapters say nothing of what is reached, so that the interval is no narrower."""
     stack = Source(role="software stack", path="stacks/megatron-core.json")

@@ -70,6 +70,14 @@ def test_the_class_of_a_job(stack: str, experts: bool, known: bool, expected: Ru
     assert expected.interval_s(10.0) == (10 * expected.low, 10 * expected.high)
 
 
+def test_runs_of_adapters_say_nothing_of_full_training() -> None:
+    """The reverse holds: adapters without runs of their own get the widest of all."""
+    adapters = replace(of_runs("a", False, True, 0.5, 2.0), adapters=True)
+    accuracy = Accuracy(classes=(adapters, KNOWN, UNKNOWN), path=Path("x.json"))
+    assert accuracy.of("new", experts=False, site_known=True) is UNKNOWN
+    assert accuracy.of("new", experts=False, site_known=True, adapters=True) is adapters
+
+
 def test_without_mixtures_the_widest_of_all() -> None:
     """Nothing is known of experts: the worst that was measured."""
     accuracy = Accuracy(classes=(KNOWN, ONLY_UNKNOWN), path=Path("x.json"))

@@ -307,7 +307,7 @@ class ModelTimeBounds:
         self, ways: ExpertDegrees, block: Block, mlp: Experts, jobs: Sequence[StepJob]
     ) -> _Time:
         """Return the time of shared experts without their norm, which the MoE layer includes."""
-        key = ("shared", ways.precision)
+        key = ("shared", ways.precision, block.hidden, mlp.shared_width, mlp.gated)
         found = self._mixtures.get(key)
         if found is None:
             dense = Block(

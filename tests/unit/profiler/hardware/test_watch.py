@@ -1,4 +1,4 @@
-"""The watching thread in processes of its own: who is named, who speaks, and how all end."""
+"""The watching thread in its own processes: who is named, who speaks, and how all end."""
 
 from __future__ import annotations
 
@@ -273,7 +273,9 @@ def test_an_error_of_another_rank_is_reported_by_rank_0(tmp_path: Path) -> None:
 def test_an_unusable_input_of_another_rank(tmp_path: Path) -> None:
     """It is said with the rank, and ends all with its exit code."""
     found = outcomes(tmp_path, rank_1_is_refused)
-    assert only_voice(found)["sentence"] == "rank 1 on host host-0: no memory here"
+    said = only_voice(found)
+    assert said["sentence"] == "rank 1 on host host-0: no memory here"
+    assert said["during"] == ""
     assert [outcome.code for outcome in found] == [2, 2]
 
 
