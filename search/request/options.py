@@ -333,6 +333,8 @@ def batches_of(sizes: Any) -> tuple[int, ...]:
     """Return given global batch sizes; raises OptionError if one is invalid."""
     given = checked_value("global_batch_sizes", Sequence[Any] | None, sizes) or ()
     for size in given:
+        if size is None:  # as an option, it leaves the size to the search
+            raise OptionError("global_batch_sizes: expected integers, got None")
         SearchOptions(settle_bsz=size)  # for its checks
     return tuple(given)
 
