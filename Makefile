@@ -39,7 +39,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp test-ranks test-whole test-slow test-gpu quick asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
+.PHONY: help search setup build check test test-py test-cpp build-cpp test-ranks test-whole test-slow test-gpu quick asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -83,10 +83,12 @@ test-slow: $(TEST_READY) ## what takes more than a few seconds a test
 test-gpu: $(TEST_READY) ## every test that needs a CUDA device, one after the other
 	$(PY) -m pytest -m gpu --durations=10 $(PYTEST_ARGS)
 
-test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
-	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
-	cmake --build --preset $(CPP_PRESET)
+test-cpp: build-cpp ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
 	ctest --preset $(CPP_PRESET)
+
+build-cpp: $(VENV)/.stamp-dev
+	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
+	cmake --build --preset $(CPP_PRESET) --target autopar_tests
 
 asan: ## ctest with address and undefined-behaviour sanitizers
 	@$(MAKE) --no-print-directory test-cpp CPP_PRESET=asan
