@@ -489,6 +489,8 @@ class Expansion(Words):
             holes = self.holes.of(value)
             if not piece.quoted and (re.search(r"\s", value) or any(h.many for h in holes)):
                 return self.unread(written)
+            if self._takes_all(shell, found, piece):
+                return self.unread(written)
             if operator[0] in "#%/" and (cut := self._open_cut(shell, value, found)) is not None:
                 return cut
             first = next((hole for hole in holes if hole.why or hole.refused), Hole(written))
@@ -547,6 +549,18 @@ class Expansion(Words):
         if found.operator[0] == "/" and value == plain:
             return self._text(shell, _operand(found.word[at + 1 :], self.path, False))
         return None
+
+    def _takes_all(self, shell: Shell, found: Parameter, piece: Piece) -> bool:
+        """Return True if a cut or a replacement of everything leaves no word of an open value."""
+        operator = found.operator
+        if operator not in ("##", "%%", "/", "//", "/#", "/%"):
+            return False
+        at = _slash(found.word) if operator[0] == "/" else len(found.word)
+        pattern = self._pattern(shell, found.word[:at], piece.text)
+        # no script has this character
+        return not isinstance(pattern, str) and any(
+            self.matcher(shell, "\ue000" * number, fold=False).whole(pattern) for number in (1, 9)
+        )
 
     def _transformed(self, value: str, how: str, written: str) -> str:
         if how == "Q":

@@ -75,6 +75,18 @@ def test_other_constructs_are_refused_by_name_and_line(text: str, what: str) -> 
     assert "is not read. " in said
 
 
+@pytest.mark.parametrize("value", ['"${X##*}"', "${X//?/}", "${X%%!(a)}", "${X/*/b}"])
+def test_an_open_value_of_which_nothing_is_left_is_refused(value: str) -> None:
+    """It counts as a word that is not empty; bash has an empty one, or none."""
+    text = f"shopt -s extglob\npython x.py --a 1 {value} --b 2\n"
+    with pytest.raises(DocumentError) as caught:
+        script_command(text, "x.sh")
+
+    said = str(caught.value)
+    assert said.startswith("x.sh: line 2: ")
+    assert value.strip('"') in said
+
+
 @pytest.mark.parametrize(
     "text",
     ["if x; then fi\n", "fi\n", "}\n", "[[ -o ]]\n", "[[ ]]\n", "python x.py a (b)\n", "()\n"],
