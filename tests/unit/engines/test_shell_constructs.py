@@ -78,7 +78,7 @@ def test_other_constructs_are_refused_by_name_and_line(text: str, what: str) -> 
 @pytest.mark.parametrize("value", ['"${X##*}"', "${X//?/}", "${X%%!(a)}", "${X/*/b}"])
 def test_an_open_value_of_which_nothing_is_left_is_refused(value: str) -> None:
     """It counts as a word that is not empty; bash has an empty one, or none."""
-    text = f"shopt -s extglob\npython x.py --a 1 {value} --b 2\n"
+    text = f"shopt -s extglob; X=$(date)\npython x.py --a 1 {value} --b 2\n"
     with pytest.raises(DocumentError) as caught:
         script_command(text, "x.sh")
 
