@@ -238,8 +238,8 @@ def nearest_words(
 ) -> list[str]:
     """Return up to `most` known words similar to `word`, the most similar first.
 
-    If no word is similar, the lower-case form of `word` is compared, then known words that begin
-    with `word` are returned.
+    Known words that begin with `word` count as the most similar. If no word is similar, the
+    lower-case form of `word` is compared.
 
     least : minimum similarity, from 0 (anything) to 1 (equal)
     """
@@ -248,14 +248,14 @@ def nearest_words(
     words = list(known)
     begun = [one for one in words if len(word) >= _PREFIX and one.startswith(word)]
     for text in dict.fromkeys((word[:_LONGEST], word[:_LONGEST].lower())):
-        found = [
+        similar = [
             one
             for one in get_close_matches(text, words, n=most, cutoff=least)
             if one[:1] == text[:1] or SequenceMatcher(None, one, text).ratio() >= _NEARER
         ]
-        if found:
+        if found := [*dict.fromkeys((*sorted(begun, key=len), *similar))][:most]:
             return found
-    return sorted(begun, key=len)[:most]
+    return []
 
 
 def nearest(word: str, known: Iterable[str], *, least: float = _NEAR) -> str | None:

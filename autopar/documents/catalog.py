@@ -663,7 +663,8 @@ def _parts(name: str) -> frozenset[str]:
 def _alike(name: str, names: Iterable[str]) -> list[str]:
     """Return at most three known names that share most words and numbers with a name, best first.
 
-    Additional words of `name`, such as the publisher, have little weight.
+    Additional words of `name`, such as the publisher, have little weight, and so have those of a
+    known name that has all of `name`.
     """
     from difflib import SequenceMatcher  # late: only needed after an error
 
@@ -674,7 +675,8 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
         shared = asked & own
         # At least one common word: numbers alone match anything.
         if any(part[0].isalpha() for part in shared):
-            scores[known] = len(shared) / len(own) * (0.8 + 0.2 * len(shared) / len(asked | own))
+            share = 1.0 if asked <= own else len(shared) / len(own)
+            scores[known] = share * (0.8 + 0.2 * len(shared) / len(asked | own))
     most = max(scores.values(), default=0.0)
     if most < _ALIKE:
         return []

@@ -49,6 +49,7 @@ def command_of(module: str) -> Command:
         ("zvb", ("1f1b", "zbv"), "zbv"),
         ("bf16", ("fp16_flop_per_s", "bf16_flop_per_s"), "bf16_flop_per_s"),
         ("MEMORY", ("memory",), "memory"),
+        ("micro", ("macro", "micro_batch_size"), "micro_batch_size"),
         ("tpu", ("cuda", "cpu"), None),
         ("nonsense_key", ("moe_exchange", "interleaved", "strategy", "processor_usage"), None),
         ("h1000", ("v100", "h100"), "h100"),

@@ -50,6 +50,7 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
         (catalog.find_card, "zzzz", "`autopar cards`"),
         (catalog.find_hardware, "h100x8", "Use a card and the size of the cluster"),
         (catalog.find_model, "llama3", "llama3-8b, llama3-70b or llama3-405b"),
+        (catalog.find_model, "qwen3-30b", "Did you mean qwen3-30b-a3b\\?"),
     ],
 )
 def test_unknown_name_says_the_nearest(find, name, words):
