@@ -24,7 +24,7 @@ from typing import Any
 from autopar.cli import SUBCOMMANDS
 from autopar.command.answers import HEAD, is_answer, running
 from autopar.command.dialect import as_file
-from autopar.errors import InputError, InstallError, OptionError, did_you_mean
+from autopar.errors import DocumentError, InputError, InstallError, OptionError, did_you_mean
 from autopar.records import is_too_long, is_word, plain, shown, typed
 from autopar.units import GIB
 
@@ -349,7 +349,7 @@ def _of_files(
     given : file or answer by argument of the command
     """
     with tempfile.TemporaryDirectory(prefix="autopar") as folder:
-        words = {}
+        words, written = {}, {}
         for name, one in given.items():
             if isinstance(one, str | Path):
                 words[name] = _file(one)
@@ -363,4 +363,11 @@ def _of_files(
                 }
             path.write_text(json.dumps(document), encoding="utf-8")
             words[name] = str(path)
-        return ask(command, **words, **options)
+            written[str(path)] = name
+        try:
+            return ask(command, **words, **options)
+        except DocumentError as error:
+            if error.path not in written:
+                raise
+            name = written[error.path]  # the file is gone with the call
+            raise DocumentError(name, error.problem, key=error.key, remedy=error.remedy) from error

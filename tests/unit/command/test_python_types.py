@@ -13,7 +13,7 @@ import pytest
 
 import autopar
 from autopar.documents.catalog import model_folder
-from autopar.errors import AutoparError, OptionError
+from autopar.errors import AutoparError, DocumentError, OptionError
 from search.request.interface import request_of
 from search.request.request import ROWS
 
@@ -138,6 +138,17 @@ def test_commands(script: Path) -> None:
         lambda value: autopar.plan("gpt2-xl", value, settle_bsz=0),
     )
     assert [raw_errors(call) for call in calls] == [[]] * len(calls)
+
+
+@pytest.mark.parametrize("document", [{}, {"pp_deg": 2}])
+def test_an_error_of_a_mapping_names_its_argument(
+    document: dict[str, object], script: Path
+) -> None:
+    """It once named a temporary file."""
+    with pytest.raises(DocumentError, match=r"^first: "):
+        autopar.compare(document, script)
+    with pytest.raises(DocumentError, match=r"^plan: "):
+        autopar.explain(document)
 
 
 def test_words_for_no_file_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
