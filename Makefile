@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 # Each process may hold torch: a few are enough, however many cores there are. A worker gets tests
 # that stand together, whose fixtures are then made once, and takes from the others when it is done.
 TEST_WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
+# Tests that start processes wait for them: three at a time keep two cores busy.
+WAITING_WORKERS ?= -n 3 --dist worksteal
 
 # One file a room, quick ones: what an edit breaks first.
 QUICK := $(addprefix tests/unit/,house/test_public_names.py run/test_legality.py \
@@ -69,12 +71,12 @@ test-py: $(TEST_READY)
 	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not whole and not slow and not ranks" $(PYTEST_ARGS)
 
 test-whole: $(TEST_READY) ## whole commands, searches and dry runs
-	$(PY) -m pytest $(TEST_WORKERS) -m "whole and not gpu and not slow and not ranks" --durations=10 $(PYTEST_ARGS)
+	$(PY) -m pytest $(WAITING_WORKERS) -m "whole and not gpu and not slow and not ranks" --durations=10 $(PYTEST_ARGS)
 
 # Processes that start, wait and are killed leave room for others; what is compared with the rate of
 # a link or with a clock runs alone.
 test-ranks: $(TEST_READY) ## runs under torchrun that are watched, killed and interrupted
-	$(PY) -m pytest $(TEST_WORKERS) -m "ranks and not alone and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
+	$(PY) -m pytest $(WAITING_WORKERS) -m "ranks and not alone and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
 	$(PY) -m pytest -m "alone and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
 
 test-slow: $(TEST_READY) ## what takes more than a few seconds a test
