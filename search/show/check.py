@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
@@ -343,10 +344,11 @@ def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str
         blocks.append(own)
     if not blocks:
         blocks = [["  none"]]
-    shown, used = blocks, sum(map(len, blocks))
-    while room is not None and used > room and len(shown) > _LEAST_FINDINGS:
-        shown = shown[:-1]
-        used = sum(map(len, shown)) + 1
+    shown = blocks
+    if room is not None and sum(map(len, blocks)) > room:
+        ends = list(accumulate(map(len, blocks)))  # one line is for the number of the others
+        number = bisect_right(ends, room - 1)
+        shown = blocks[: max(number, _LEAST_FINDINGS)]
     lines = ["", "Findings", *(line for block in shown for line in block)]
     if len(shown) < len(blocks):
         lines.append(f"  {len(blocks) - len(shown)} more: --verbose")
