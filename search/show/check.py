@@ -347,8 +347,8 @@ def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str
     shown = blocks
     if room is not None and sum(map(len, blocks)) > room:
         ends = list(accumulate(map(len, blocks)))  # one line is for the number of the others
-        number = bisect_right(ends, room - 1)
-        shown = blocks[: max(number, _LEAST_FINDINGS)]
+        fitting = bisect_right(ends, room - 1)
+        shown = blocks[: max(fitting, _LEAST_FINDINGS)]
     lines = ["", "Findings", *(line for block in shown for line in block)]
     if len(shown) < len(blocks):
         lines.append(f"  {len(blocks) - len(shown)} more: --verbose")
