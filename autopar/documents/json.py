@@ -68,8 +68,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
+def load_object(
+    path: Path | str, *, remedy: str | None = None, text: str | None = None
+) -> JsonDocument:
     """Return the top-level object of a JSON file.
+
+    text : text of the file, if it is known already; None to read it.
 
     Raises
     ------
@@ -78,7 +82,10 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
         empty file contains `remedy`, how to create the file.
     """
     path = Path(path)
-    raw = read_bytes(path, MOST_DOCUMENT_BYTES, "a JSON file", remedy=remedy)
+    if text is None:
+        raw = read_bytes(path, MOST_DOCUMENT_BYTES, "a JSON file", remedy=remedy)
+    else:
+        raw = text.encode()
     refuse_many_values(path, raw)
     return JsonDocument(
         path=path, data=_parse(path, raw, remedy), sha256=hashlib.sha256(raw).hexdigest()

@@ -113,7 +113,8 @@ def _complete(
 
 
 def _name_of(path: Path, data: Mapping[str, Any]) -> str:
-    given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
+    name = data.get("_name_or_path")
+    given = name.rstrip("/").split("/")[-1] if isinstance(name, str) else ""
     # Files without a name are in a folder with the name of the model; others have a file name.
     own = path.resolve().parent.name if path.name == "config.json" else path.stem
     return own if given in ("", ".", "..") else given

@@ -108,7 +108,7 @@ def with_script(execute: Callable[[dict[str, Any]], int]) -> Callable[[dict[str,
     """
 
     def run(raw: dict[str, Any]) -> int:
-        from search.engines.text.files import scripts_started_with
+        from search.engines.text.shell import scripts_started_with
 
         arguments, environment = raw.pop("args", None), raw.pop("env", ())
         if arguments is None and not environment:

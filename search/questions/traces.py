@@ -420,7 +420,7 @@ class _Events:
         if length < 0.0:
             raise self._fault(place, "dur", event.dur, "microseconds from 0")
         process = event.pid
-        if process is not None and not isinstance(process, int | str):
+        if isinstance(process, bool) or not isinstance(process, int | str | None):
             raise self._fault(place, "pid", process, "the number of a process")
         number = self._processes.setdefault(process, len(self._processes))
         kept = len(self._kernels.kinds) + len(self._marks.kinds)

@@ -61,7 +61,7 @@ that is passed over (`hostile_shapes`).
 """
 _STYLE = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
-_NONSENSE = re.compile(r".*(?<![\w/.'\"=-])(?:nan|inf)\b(?![/.]).*")
+_NONSENSE = re.compile(r"(?<![\w/.'\"=-])(?:nan|inf)\b(?![/.])")
 _QUOTED = re.compile(r"(got|\(is) [^ ]*(nan|inf)\b")
 _EXTRA_USE_OF_1 = {"profile show", "plan", "profile model", "verify"}
 
@@ -407,7 +407,7 @@ def _sentences(run: Run, ended: Ended, out: str, err: str, last: str) -> tuple[s
         # a value of a file may be quoted, as in `expected a positive integer, got inf`
         found = _NONSENSE.search("" if "--help" in run.arguments else _QUOTED.sub("", out))
         if found:
-            return "NONSENSE", found[0]
+            return "NONSENSE", found.string[max(0, found.start() - 60) : found.end() + 60]
         return "ok", last
     if ended.code not in (1, 2, 3, 130):
         return "CRASH", f"exit code {ended.code}: {last}"

@@ -45,8 +45,8 @@ from search.engines.reader import (
 from search.engines.text import (
     Configuration,
     flags_of_document,
-    named_file,
     named_path,
+    named_text,
     read_configuration,
 )
 
@@ -358,7 +358,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     document: Mapping[str, Any] = source.document
     notes = [*source.notes]
     if named is not None:
-        document = load_object(named_file(named, source.path.parent, notes)).data
+        path, text = named_text(named, source.path.parent, source.written, notes)
+        document = load_object(path, text=text).data
     elif source.command is not None:
         raise _without_file(source)
     own = source.world_size

@@ -50,7 +50,7 @@ from search.engines.reader import (
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration, named_file, read_configuration
+from search.engines.text import Configuration, named_text, read_configuration
 
 _MOVES: frozenset[Move] = frozenset({"recompute"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
@@ -156,8 +156,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         document = trainer_document(flags)
         flags = {flag: words for flag, words in flags.items() if flag not in TRAINER_FSDP}
     elif starter is not None:
-        path = None if named is None else named_file(named, source.path.parent, notes)
-        document = launched({} if path is None else read_configuration(path).document, source)
+        if named is not None:
+            path, text = named_text(named, source.path.parent, source.written, notes)
+            document = dict(read_configuration(path, text=text).document)
+        document = launched(document, source)
     own = source.world_size
     if own is None:
         alone = source.command is None and str(document.get("distributed_type")).upper() == "NO"
@@ -170,8 +172,9 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         notes.append("no --config_file; read as if `accelerate config` has written none")
     below: dict[str, Any] = {}
     if str(document["distributed_type"]).upper() == "DEEPSPEED":
-        below = dict(flattened(deepspeed_document(document, source.path.parent)))
-    given = scripted_file(source, document, flags, world, asked, read_accelerate)
+        below = dict(flattened(deepspeed_document(document, source.path.parent, source.written)))
+    reader = partial(read_accelerate, written=source.written)
+    given = scripted_file(source, document, flags, world, asked, reader)
     values = dict(flattened(document))
     found = attempt(given.read)
     wrong, idle = _broken(values, world), [*_idle(values)]

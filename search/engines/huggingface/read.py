@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autopar.documents.json import load_object
@@ -31,7 +32,7 @@ from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
 from search.engines.space import refuse_adapters
-from search.engines.text import Configuration, flags_of, named_file
+from search.engines.text import Configuration, flags_of, named_text
 
 _HARMLESS = frozenset(
     {
@@ -172,17 +173,21 @@ def _prefixed(document: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
+def deepspeed_document(
+    document: Mapping[str, Any], beside: Path | None, written: Mapping[str, str | None]
+) -> dict[str, Any]:
     """Return the DeepSpeed configuration that accelerate derives from `deepspeed_config`.
 
-    beside : folder of the script, where `deepspeed_config_file` is looked for before the working
-    folder. Raises DocumentError if that file cannot be read.
+    beside, written : where `deepspeed_config_file` is looked for, as in `named_text`.
+
+    Raises DocumentError if that file cannot be read.
     """
     section = document.get("deepspeed_config")
     given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
     name = given.get("deepspeed_config_file")
     if isinstance(name, str) and name != "none":
-        return dict(load_object(named_file(name, beside)).data)
+        path, text = named_text(name, beside, written)
+        return dict(load_object(path, text=text).data)
     precision = str(document.get("mixed_precision", "no"))
     zero: dict[str, Any] = {"stage": given.get("zero_stage", 2)}
     for part in ("optimizer", "param"):
@@ -208,12 +213,15 @@ def read_accelerate(
     gpu: str,
     asked: ScriptOptions = NO_OPTIONS,
     beside: Path | None = None,
+    written: Mapping[str, str | None] = MappingProxyType({}),
     source: str = "configuration",
 ) -> ReadRun:
     """Return the run that a configuration and the arguments of its script describe.
 
-    The parameters are those of `read_deepspeed`. Raises InputError if a value is invalid or has no
-    estimate.
+    written : text of each file that the script writes, as in `named_text`. The other parameters are
+        those of `read_deepspeed`.
+
+    Raises InputError if a value is invalid or has no estimate.
     """
     keys = Keys(source=source, values=dict(flattened(_prefixed(document))), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
@@ -223,7 +231,7 @@ def read_accelerate(
             asked = replace(asked, micro_batch=asked.micro_batch or 1)
         keys.has("deepspeed_config.deepspeed_config_file")  # refuses a section that is a value
         _refuse_fp8(keys)
-        own = deepspeed_document(document, beside)
+        own = deepspeed_document(document, beside, written)
         sequence = keys.number(_SEQUENCE, 1, least=-1)
         if sequence > 1:
             own["sequence_parallel_size"] = sequence

@@ -11,14 +11,14 @@ from search.engines.text.files import (
     dump_yaml,
     flags_of,
     flags_of_document,
-    given_arguments,
     load_yaml,
     named_file,
     named_path,
+    named_text,
     read_configuration,
 )
 from search.engines.text.others import problem_of, problem_of_text
-from search.engines.text.shell import script_command
+from search.engines.text.shell import given_arguments, script_command
 from search.engines.text.shell_values import Command
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "load_yaml",
     "named_file",
     "named_path",
+    "named_text",
     "problem_of",
     "problem_of_text",
     "read_configuration",

@@ -9,13 +9,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import field
 
@@ -35,8 +33,15 @@ from autopar.limits import (
     too_many_digits,
 )
 from autopar.records import Record, replace
-from search.engines.text.shell import script_command
-from search.engines.text.shell_values import Budget, Command, Holes, program_of, with_arguments
+from search.engines.text.shell import STARTED, script_command
+from search.engines.text.shell_values import (
+    Budget,
+    Command,
+    Holes,
+    path_of,
+    program_of,
+    with_arguments,
+)
 from search.engines.text.shell_words import shadowed
 
 # --------------------------------------------------------------------------------------------------
@@ -274,6 +279,11 @@ class Configuration(Record):
     notes: tuple[str, ...] = ()
     """Sentences for the user on assumptions about the file."""
 
+    @property
+    def written(self) -> Mapping[str, str | None]:
+        """Text of each file that the script writes for its launch, as in `Command.written`."""
+        return {} if self.command is None else self.command.written
+
     def num_gpus(self, known: int | None) -> int:
         """Return the number of GPUs: `known`, else `world_size` of the file.
 
@@ -289,42 +299,12 @@ class Configuration(Record):
         return found
 
 
-class _Started(NamedTuple):
-    """Arguments and environment of scripts."""
-
-    arguments: tuple[str, ...] | None = None
-    """Positional parameters; None if not given."""
-    environment: Mapping[str, str] = MappingProxyType({})
-
-
-_STARTED = ContextVar("_STARTED", default=_Started())  # noqa: B039 (both are immutable)
-
-
-@contextmanager
-def scripts_started_with(
-    arguments: tuple[str, ...] | None, environment: Mapping[str, str]
-) -> Iterator[None]:
-    """Read scripts, in the context, as if started with arguments and environment variables.
-
-    arguments : positional parameters; None if not given.
-    """
-    token = _STARTED.set(_Started(arguments, MappingProxyType({**environment})))
-    try:
-        yield
-    finally:
-        _STARTED.reset(token)
-
-
-def given_arguments() -> tuple[str, ...]:
-    """Return the positional parameters that scripts are read with; empty: not given."""
-    return _STARTED.get().arguments or ()
-
-
 def read_configuration(
     path: Path | str,
     *,
     world_size: int | None = None,
     harmless: Callable[[str], bool] | None = None,
+    text: str | None = None,
 ) -> Configuration:
     """Return the content of a `.json`, `.yaml` or `.toml` file, or of a launch script.
 
@@ -336,14 +316,16 @@ def read_configuration(
         number of nodes or processes receives the matching value.
     harmless : returns True for a flag name that affects neither memory nor time. Conditions known
         only at run time are accepted if they decide only such flags.
+    text : text of the file; None to read it.
 
     Raises DocumentError if the file is missing or unreadable, or has none of these formats.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":
-        return Configuration(path=path, flags=None, document=load_object(path).data)
+        return Configuration(path=path, flags=None, document=load_object(path, text=text).data)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
-    text = _read(path, MOST_YAML_BYTES if is_yaml else MOST_SCRIPT_BYTES)
+    if text is None:
+        text = _read(path, MOST_YAML_BYTES if is_yaml else MOST_SCRIPT_BYTES)
     if is_yaml:
         notes = list[str]()
         document = load_yaml(text, path, notes)
@@ -352,7 +334,7 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=_toml(text, path))
     # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
-        return Configuration(path=path, flags=None, document=load_object(path).data)
+        return Configuration(path=path, flags=None, document=load_object(path, text=text).data)
     try:
         command, size = _sized(text, path, world_size, harmless)
     except DocumentError:
@@ -434,7 +416,7 @@ def _sized(
     the variable, each candidate in turn gets twice its value. If the number of processes changes,
     the variable is set so that `world_size` processes start.
     """
-    started, budget = _STARTED.get(), Budget(str(path))
+    started, budget = STARTED.get(), Budget(str(path))
     asked = _of_scheduler(text)
 
     def read(given: Mapping[str, str]) -> tuple[Command, int | None]:
@@ -641,6 +623,32 @@ def named_file(name: str, beside: Path | None, notes: list[str] | None = None) -
     if notes is not None and note:
         notes.append(note)
     return found
+
+
+def named_text(
+    name: str,
+    beside: Path | None,
+    written: Mapping[str, str | None],
+    notes: list[str] | None = None,
+) -> tuple[Path, str | None]:
+    """Return (path, text) of a configuration that a launch names; raises DocumentError.
+
+    The text is None unless the launch script writes the file itself; then it is what the script
+    writes, whatever an earlier run left on the disk.
+
+    written : `Configuration.written`. Other parameters as in `named_file`.
+    """
+    if (path := path_of(name)) not in written:
+        return named_file(name, beside, notes), None
+    text = written[path]
+    if text is None:
+        raise DocumentError(
+            name,
+            "is written by the launch script, with a text known only at run time",
+            remedy="Run those lines of the script, and name the written file in a copy without "
+            "them",
+        )
+    return Path(name), text
 
 
 def _read(path: Path, most: int) -> str:

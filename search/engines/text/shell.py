@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import NamedTuple
 
 from autopar.errors import DocumentError
@@ -31,6 +34,38 @@ from search.engines.text.shell_words import HOLES
 _MOST_WAYS = 64
 """Maximum number of interpretations of a script with different branches of open conditions."""
 _FORBIDDEN = re.compile(f"[\0\r{HOLES}]")
+
+
+class _Started(NamedTuple):
+    """Arguments and environment of scripts."""
+
+    arguments: tuple[str, ...] | None = None
+    """Positional parameters; None if not given."""
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+STARTED = ContextVar("STARTED", default=_Started())  # noqa: B039 (both are immutable)
+"""Arguments and environment with which scripts are read."""
+
+
+@contextmanager
+def scripts_started_with(
+    arguments: tuple[str, ...] | None, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Read scripts, in the context, as if started with arguments and environment variables.
+
+    arguments : positional parameters; None if not given.
+    """
+    token = STARTED.set(_Started(arguments, MappingProxyType({**environment})))
+    try:
+        yield
+    finally:
+        STARTED.reset(token)
+
+
+def given_arguments() -> tuple[str, ...]:
+    """Return the positional parameters that scripts are read with; empty: not given."""
+    return STARTED.get().arguments or ()
 
 
 def script_command(
@@ -199,6 +234,10 @@ def _same_launch(
     return replace(
         first,
         environment=environment,
+        written={
+            name: text if all(c.written.get(name) == text for c in commands) else None
+            for name, text in first.written.items()
+        },
         notes=tuple(dict.fromkeys((*first.notes, note))),
     )
 

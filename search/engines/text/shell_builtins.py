@@ -58,8 +58,10 @@ class Exit(Exception):  # noqa: N818 (no error)
 class Sink:
     """Output of a command substitution; `known` is False if it is known only at run time."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str = "") -> None:
         self.parts, self.known = list[str](), True
+        self.file = file
+        """Path of the file that receives the output; empty if no file does."""
         self.unread = False
         """True if a builtin wrote text that is not interpreted, which may be several words."""
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from search.engines.text.shell_values import (
     WrongTestError,
     has_flags,
     is_open,
+    path_of,
     program_of,
     runs_ranks,
     settled,
@@ -33,6 +34,13 @@ _SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
 """Pattern of sourced files that set up a shell and do not affect the launch command."""
 _MOST_SOURCED = 1 << 18
+
+
+def _named(written: Mapping[str, str | None], words: Iterable[str]) -> Mapping[str, str | None]:
+    """Return the files that the words of a command or the text of another file name."""
+    named = {path_of(word.rpartition("=")[2]) for word in words}
+    inside = "\n".join(text or "" for text in written.values()) if written else ""
+    return {name: text for name, text in written.items() if name in named or name in inside}
 
 
 class Run(Statements):
@@ -135,6 +143,7 @@ class Run(Statements):
     def _exec(self, shell: Shell, fields: list[str], line: int) -> int | None:
         """Run `exec`: a program in place of the script, or redirections of what follows."""
         if not fields:
+            self.sink.known = False  # what follows goes into its file
             return 0
         if fields[0].startswith("-"):
             raise self.refuse(f"`exec {fields[0]}`")
@@ -176,6 +185,9 @@ class Run(Statements):
         if launch is not None:
             self._launch(shell, launch)
             return None
+        for word in fields[1:]:
+            if (path := path_of(self.holes.shown(word))) in shell.written:
+                shell.written[path] = None  # `sed -i` and `mv` change it
         last = fields[-1]
         runs = any(_SHELLS.fullmatch(word) for word in fields[-2:])
         if self.input is not None and runs and (_SHELLS.fullmatch(last) or last[:1] == "-"):
@@ -198,7 +210,7 @@ class Run(Statements):
             name, _, text = word.partition("=")
             inner.variables[name] = Variable(text, "x")
         status = self._program(inner, fields, line) if fields else None
-        shell.found, shell.launches, shell.times = inner.found, inner.launches, inner.times
+        shell.keep(inner)
         return status
 
     def _child(
@@ -261,6 +273,7 @@ class Run(Statements):
             arguments=tuple(map(shown, arguments)),
             loose=tuple(loose),
             environment={name: shown(value) for name, value in exported.items()},
+            written=_named(shell.written, map(shown, (*before, *arguments))),
         )
         shell.launches += 1
 

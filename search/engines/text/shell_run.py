@@ -42,6 +42,7 @@ from search.engines.text.shell_values import (
     Shell,
     Variable,
     is_open,
+    path_of,
     runs_ranks,
     with_arguments,
 )
@@ -265,7 +266,7 @@ class Statements(Conditions):
             self._may_end, self._endings = ends, endings
         if status_is_open:
             status = None
-        shell.found, shell.launches, shell.times = inner.found, inner.launches, inner.times
+        shell.keep(inner)
         return status
 
     def _run_pipe(self, shell: Shell, pipe: Pipe) -> int | None:
@@ -300,7 +301,14 @@ class Statements(Conditions):
         try:
             return run()
         finally:
+            if self.sink is not sink and self.sink.file:
+                self._write_file(shell, self.sink)
             self.input, self.sink = input_, sink
+
+    def _write_file(self, shell: Shell, sink: Sink) -> None:
+        """Take note of the output of a command that goes to a file."""
+        name, text = path_of(sink.file), self.holes.shown(sink.text)
+        shell.written[name] = text if sink.known and not sink.unread else None
 
     def _redirect(self, shell: Shell, redirects: Sequence[Redirect]) -> None:
         for one in redirects:
@@ -324,7 +332,12 @@ class Statements(Conditions):
                     text = "" if text == "/dev/null" and one.operator == "<" else text
                     self.input = Input(text + end) if known else None
             elif one.descriptor in ("", "1") and (one.operator, text) != (">&", "1"):
-                self.sink = Sink()
+                file = self.holes.shown(text) if one.operator in (">", ">|", ">>") else ""
+                self.sink = Sink(file)
+                if one.operator == ">>":
+                    earlier = shell.written.get(path_of(file))
+                    self.sink.parts.append(earlier or "")
+                    self.sink.known = earlier is not None
 
     def _run_function(self, shell: Shell, function: Function) -> int:
         shell.functions[function.name] = function.body
@@ -493,7 +506,7 @@ class Statements(Conditions):
 
     def _open_loop(self, shell: Shell, body: Body, why: str, name: str | None) -> int | None:
         """Run a loop with an unknown number of rounds; its variables are open afterwards."""
-        sink, input_ = self.sink, self.input
+        sink, input_, before = self.sink, self.input, shell.copy()
         changed = {name} if name else set[str]()
         while True:
             inner = shell.copy()
@@ -533,7 +546,8 @@ class Statements(Conditions):
             if not fresh:
                 break
         self.input = None if input_ is not None else input_
-        shell.found, shell.launches, shell.times = inner.found, inner.launches, inner.times
+        shell.keep(inner)
+        shell.merge_written([before, inner])
         return None
 
     def _grown(self, shell: Shell, name: str, states: Sequence[Shell]) -> Variable | None:
@@ -662,6 +676,7 @@ class Statements(Conditions):
             if any(state.status != first.status for state in states):
                 first.status = None
             first.launches = max(state.launches for state in states)
+            first.merge_written(states)
             for state in states:
                 for condition, times in state.times.items():
                     first.times[condition] = max(times, first.times.get(condition, 0))

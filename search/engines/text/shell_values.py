@@ -6,6 +6,7 @@ that texts around it are joined, split and cut as usual.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -207,6 +208,8 @@ class Shell:
     """Last launch command; a `Hole` if it depends on an undecided condition; None if not found."""
     launches: int = 0
     """Number of launch commands found."""
+    written: dict[str, str | None] = field(default_factory=dict)
+    """Text of each file that the script writes, by path; None if it is known only at run time."""
 
     def copy(self) -> Shell:
         return Shell(
@@ -222,12 +225,24 @@ class Shell:
             option_at=self.option_at,
             found=self.found,
             launches=self.launches,
+            written={**self.written},
         )
 
     def take(self, other: Shell) -> None:
         """Become a copy of another state."""
         for name, value in vars(other.copy()).items():
             setattr(self, name, value)
+
+    def keep(self, inner: Shell) -> None:
+        """Keep what a subshell leaves behind: its launch command and the files that it wrote."""
+        self.found, self.launches, self.times = inner.found, inner.launches, inner.times
+        self.written = inner.written
+
+    def merge_written(self, states: Sequence[Shell]) -> None:
+        """Make the text of each file that differs between states known only at run time."""
+        for name in dict.fromkeys(name for state in states for name in state.written):
+            texts = {state.written.get(name) for state in states}
+            self.written[name] = texts.pop() if len(texts) == 1 else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -393,6 +408,11 @@ class Command(Record):
     """Positions of arguments known only at run time that are not the value of a flag."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Environment variables that the script exports, or sets for this command."""
+    written: Mapping[str, str | None] = msgspec.field(default_factory=dict)
+    """Text of each file that the script writes and this command, or another of these files, names.
+
+    None: its text is known only at run time.
+    """
     notes: tuple[str, ...] = ()
     """Sentences for the user on assumptions about the script."""
     needs_arguments: int = 0
@@ -477,6 +497,11 @@ def with_arguments(number: int) -> str:
     """Return the remedy for a script that needs positional parameters, at least `number`."""
     count = "arguments" if number < 2 else f"{number} arguments"
     return f"Add --args with the {count} of the script"
+
+
+def path_of(name: str) -> str:
+    """Return the path of a file without `./`, as `Shell.written` names it."""
+    return posixpath.normpath(name) if name else ""
 
 
 def runs_ranks(before: Sequence[str]) -> bool:

@@ -29,7 +29,7 @@ from search.engines.reader import (
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration, named_file, read_configuration
+from search.engines.text import Configuration, named_text, read_configuration
 from search.engines.torchtitan.read import (
     Generation,
     TitanDegrees,
@@ -251,7 +251,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     given = _given(source)
     if source.flags is not None:
         name = "".join(source.flags[_CONFIG_FILE][:1])
-        job = read_configuration(named_file(name, source.path.parent, notes)).document
+        path, text = named_text(name, source.path.parent, source.written, notes)
+        job = read_configuration(path, text=text).document
         document = _with_keys(job, given)
     keys = keys_of(document, str(source.path))
     found = attempt(

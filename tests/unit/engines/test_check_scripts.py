@@ -15,7 +15,7 @@ from autopar.errors import DocumentError
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 from search.engines.text import read_configuration
-from search.engines.text.files import scripts_started_with
+from search.engines.text.shell import scripts_started_with
 
 MODEL = """export CUDA_DEVICE_MAX_CONNECTIONS=1
 MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32

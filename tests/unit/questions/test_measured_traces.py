@@ -140,6 +140,7 @@ def test_ranges_tell_what_grouped_sends_are() -> None:
         ({"dur": -1}, "traceEvents[1].dur", "-1"),
         ({"dur": None}, "traceEvents[1].dur", "null"),
         ({"dur": True}, "traceEvents[1].dur", "true"),
+        ({"pid": True}, "traceEvents[1].pid", "true"),
         ({"dur": 10**400}, "traceEvents[1].dur", "1000"),
         ({"ts": float("-inf")}, "traceEvents[1].ts", "-inf"),
         ({"ts": "12"}, "traceEvents[1].ts", "'12'"),

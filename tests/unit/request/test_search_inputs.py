@@ -216,6 +216,7 @@ def test_two_models_of_a_folder_have_two_names(tmp_path: Path) -> None:
     assert load_spec(str(config(folder / "config.json"))).name == "small"
     assert load_spec(str(config(folder / "a.json"))).name == "a"
     assert load_spec(str(config(folder / "b.v2.json"))).name == "b.v2"
+    assert load_spec(str(config(folder / "e.json", _name_or_path=True))).name == "e"
     named = config(folder / "c.json", _name_or_path="org/llama-x/")
     assert load_spec(str(named)).name == "llama-x"
     assert load_spec(str(config(folder / "d.json", _name_or_path="./"))).name == "d"
