@@ -262,7 +262,7 @@ def shown(value: object, limit: int = 60) -> str:
 def shorten(value: object, limit: int = 60) -> str:
     """Return a value as one line for a message, with strings cut to `limit` characters.
 
-    The line has at most 2 * `limit` + 3 characters.
+    The line has at most 2 * `limit` + 3 characters, that of a list or object `limit` + 3.
     """
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit
@@ -270,7 +270,8 @@ def shorten(value: object, limit: int = 60) -> str:
     text = "null" if value is None else short.repr(value)
     if isinstance(value, bool):
         text = str(value).lower()
-    return text if len(text) <= 2 * limit else text[: 2 * limit] + "..."
+    most = limit if isinstance(value, list | dict) else 2 * limit
+    return text if len(text) <= most else text[:most] + "..."
 
 
 Seconds = Annotated[

@@ -78,20 +78,25 @@ class PatternDocument:
             found.append((key, f"the value is {shorten(value)}, expected an object"))
             return None
         root = {}
+        known: list[str] | None = None
         for name, item in value.items():
+            if len(found) >= MOST_ERRORS:
+                break
             rule = next((r for r in cls.rules if r.regex.fullmatch(name)), None)
             if rule is not None:
                 root[name] = converted(rule.value, item, below(key, name), found)
             elif not name.startswith("_"):
-                found.append((below(key, name), cls._problem(name, value)))
+                # Finding the known keys passes over all keys, once.
+                known = cls.known_keys(value) if known is None else known
+                found.append((below(key, name), cls._problem(name, known)))
         return cls(root)
 
     @classmethod
-    def _problem(cls, name: str, keys: Iterable[str]) -> str:
-        """Return the error message for a key without a rule; keys : all keys of the object."""
+    def _problem(cls, name: str, known: list[str]) -> str:
+        """Return the error message for a key without a rule; known : as `known_keys` returns."""
         # A suggestion would give the value of another quantity a wrong key.
         reason = next((why for one, why in cls.unread if re.fullmatch(one, name)), None)
-        return reason or unknown_key(name, cls.known_keys(keys))
+        return reason or unknown_key(name, known)
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:

@@ -113,8 +113,11 @@ def _complete(
 
 
 def _name_of(path: Path, data: Mapping[str, Any]) -> str:
-    name = data.get("_name_or_path")
-    given = name.rstrip("/").split("/")[-1] if isinstance(name, str) else ""
+    name = data.get("_name_or_path") or ""
+    if not isinstance(name, str):
+        problem = f"the value is {shorten(name)}, expected a string"
+        raise DocumentError(path, problem, key="_name_or_path")
+    given = name.rstrip("/").split("/")[-1]
     # Files without a name are in a folder with the name of the model; others have a file name.
     own = path.resolve().parent.name if path.name == "config.json" else path.stem
     return own if given in ("", ".", "..") else given

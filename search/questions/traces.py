@@ -164,7 +164,7 @@ def trace_of(data: Any, name: str, rank: int | None = None) -> Trace:
     whole = isinstance(data, dict)
     found = data.get("traceEvents") if whole else data
     for place, event in enumerate(found if isinstance(found, list) else []):
-        events.add(place, _event_of(event))
+        events.add(place, _event_of(event, name, place))
     info = data.get("distributedInfo") if whole else None
     return events.trace(info if rank is None else {**(info or {}), "rank": rank})
 
@@ -226,10 +226,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 _BATCH = msgspec.json.Decoder(list[Event])
 
 
-def _event_of(value: Any) -> Event:
-    """Return the keys of an event; none of them for a value that is no object."""
+def _event_of(value: Any, path: str, index: int) -> Event:
+    """Return the keys of an event; raises DocumentError for a value that is no object."""
     if not isinstance(value, dict):
-        return Event()
+        problem = f"the value is {shorten(value)}, expected an object"
+        raise DocumentError(path, problem, key=f"traceEvents[{index}]")
     return Event(**{key: value.get(key) for key in Event.__struct_fields__})
 
 
@@ -289,10 +290,10 @@ class _Stream:
             return
         index = alone = 0
         while True:
-            for event in self._batch():
+            for event in self._batch(index):
                 add(index, event)
                 index += 1
-            add(index, _event_of(self._value(f"traceEvents[{index}]")))
+            add(index, _event_of(self._value(f"traceEvents[{index}]"), self._path, index))
             index, alone = index + 1, alone + 1
             for number, most, layout in (
                 (index, _MOST_EVENTS, ""),
@@ -305,7 +306,7 @@ class _Stream:
                 return
             self._skip_space()
 
-    def _batch(self) -> list[Event]:
+    def _batch(self, index: int) -> list[Event]:
         """Return the events up to the last cut of the chunk, once a chunk; empty if they differ.
 
         Only whole events can be decoded, so that a cut inside one is no harm: events of this chunk
@@ -324,9 +325,10 @@ class _Stream:
         except (msgspec.DecodeError, UnicodeEncodeError):
             # Python's slower reader knows NaN, too.
             try:
-                found = [_event_of(value) for value in json.loads(text)]
+                values = json.loads(text)
             except ValueError:
                 return []
+            found = [_event_of(v, self._path, at) for at, v in enumerate(values, index)]
         self._at = cut.end() - 1
         return found
 

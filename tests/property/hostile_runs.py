@@ -62,7 +62,7 @@ that is passed over (`hostile_shapes`).
 _STYLE = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 _NONSENSE = re.compile(r"(?<![\w/.'\"=-])(?:nan|inf)\b(?![/.])")
-_QUOTED = re.compile(r"(got|\(is) [^ ]*(nan|inf)\b")
+_QUOTED = re.compile(r"(got|\(is|\([\w.]+ is) [^ ]*(nan|inf)\b")
 _EXTRA_USE_OF_1 = {"profile show", "plan", "profile model", "verify"}
 
 

@@ -129,6 +129,8 @@ _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, 
 """Levels of queue entries; among equal bounds the lowest level comes first.
 
 `_EXACT` and `_HOSTED` entries have an exact step time, without and with activation offload."""
+_MOST_ENTRIES = 4000
+"""Entries that a search with a limit of counts expands; they take about 2 s."""
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: differences of sums must not exceed the exact ones."""
 
@@ -140,10 +142,14 @@ class _SearchBudget(NamedTuple):
     """Process CPU time at which the search ends, seconds."""
     counts: int | None
     """Number of memory counts."""
+    entries: int | None
+    """Number of expanded entries."""
 
-    def exhausted(self, counted: int) -> bool:
-        """Return True if a limit is exceeded after `counted` memory counts."""
+    def exhausted(self, counted: int, expanded: int) -> bool:
+        """Return True if a limit is exceeded after some memory counts and expanded entries."""
         if self.counts is not None and counted >= self.counts:
+            return True
+        if self.entries is not None and expanded >= self.entries:
             return True
         return self.cpu_s is not None and time.process_time() > self.cpu_s
 
@@ -199,8 +205,9 @@ class UniformSearch:
         top : number of families
         seconds : CPU time limit, after which the best plan found is returned with its gap
         grace_s : additional CPU seconds to find any plan that fits, if none was found
-        counts : limit of memory counts, for results that do not depend on the speed of the host. If
-            none was found, as many counts are added. The smallest plan is not searched.
+        counts : limit of memory counts, for results that do not depend on the speed of the host.
+            The expanded entries are limited as well. If no plan was found, as many of both are
+            added. The smallest plan is not searched.
         memory_bytes, oom_risk : device memory and OOM probability limit in place of the target's
         """
         began = time.process_time()
@@ -214,8 +221,10 @@ class UniformSearch:
         deadline = None if seconds is None else began + seconds
         end = None if seconds is None else began + seconds + grace_s
         search.run(
-            _SearchBudget(deadline, counts),
-            _SearchBudget(end, None if counts is None else 2 * counts),
+            _SearchBudget(deadline, counts, None if counts is None else _MOST_ENTRIES),
+            _SearchBudget(
+                end, *(None, None) if counts is None else (2 * counts, 2 * _MOST_ENTRIES)
+            ),
         )
         return search.solved(began, deadline, smallest=counts is None)
 
@@ -251,7 +260,7 @@ class _Search:
         self.room = MemoryBudget(target.capacity_bytes, target.oom_risk)
         self.queue: list[_QueueEntry] = []
         self.found: dict[object, PricedRun] = {}
-        self.opened = self.timed = self.counted = 0
+        self.opened = self.timed = self.counted = self.expanded = 0
         self.hosted: dict[Candidate, dict[str, bool]] = {}
         """Candidate without offload -> offload sets pushed so far -> True if it did not fit."""
         self.copied: set[Candidate] = set()
@@ -313,11 +322,11 @@ class _Search:
         """
         late = False
         for entry in self.entries():
-            if not late and limit.exhausted(self.counted):
+            if not late and limit.exhausted(self.counted, self.expanded):
                 late, self.complete = True, False
                 if not self.found:
                     self.least_s = entry.seconds
-            if late and end.exhausted(self.counted):
+            if late and end.exhausted(self.counted, self.expanded):
                 break
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
@@ -331,7 +340,7 @@ class _Search:
     def find_any_feasible(self, entry: _QueueEntry, end: _SearchBudget) -> None:
         """Expand an entry until any plan fits, lowest levels first."""
         others, self.queue = self.queue, [entry]
-        while self.queue and not self.found and not end.exhausted(self.counted):
+        while self.queue and not self.found and not end.exhausted(self.counted, self.expanded):
             at = min(
                 range(len(self.queue)),
                 key=lambda at: (self.queue[at].level, self.queue[at].seconds),
@@ -348,6 +357,7 @@ class _Search:
 
     def open(self, entry: _QueueEntry) -> None:
         """Expand an entry, or accept it if it has an exact step time and fits."""
+        self.expanded += 1
         if entry.level in self.expanders:
             self.open_finer(entry)
         elif entry.level == _LAYOUT:

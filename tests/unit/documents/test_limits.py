@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autopar import limits
 from autopar.documents import catalog
-from autopar.documents.json import load_object
+from autopar.documents.json import MOST_ERRORS, Fault, load_object
 from autopar.documents.plan import RunDocument
+from autopar.documents.schemas import AllreduceDocument
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError
 from search.engines.text import read_configuration
@@ -127,3 +129,15 @@ def test_no_price_of_a_plan_file_is_nan(tmp_path: Path) -> None:
     path.write_text(json.dumps(run), encoding="utf-8")
     with pytest.raises(DocumentError, match=r"price\.figures\[0\]\.step.*nan"):
         RunDocument.read(path)
+
+
+def test_keys_are_searched_once_for_all_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory file with 200,000 unknown keys took minutes; 100 errors are listed."""
+    kind: Any = AllreduceDocument
+    searches = list[int]()
+    known_keys = kind.known_keys
+    monkeypatch.setattr(kind, "known_keys", lambda keys: searches.append(1) or known_keys(keys))
+    data = {f"key{n}": 1 for n in range(3000)}
+    found: list[Fault] = []
+    kind.taken(data, "", found)
+    assert (len(found), len(searches)) == (MOST_ERRORS, 1)

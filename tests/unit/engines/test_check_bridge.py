@@ -477,6 +477,23 @@ def test_samples_are_as_long_as_the_model_takes_them(
     assert not any("length" in one.flag for one in file.harmless)
 
 
+@pytest.mark.parametrize(
+    "key", ["model.seq_length", "dataset.seq_length", "dataset.sequence_length"]
+)
+@pytest.mark.parametrize("value", ["8", float("nan"), 2048.5, True, [8]])
+def test_a_length_of_another_type_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    section, name = key.split(".")
+    document: dict[str, Any] = {
+        "model": {"seq_length": 4096},
+        "dataset": {"seq_length": 4096},
+        "train": {"global_batch_size": 64, "micro_batch_size": 2},
+    }
+    document[section] = {name: value}
+    file = overrides(tmp_path, document, name="llama3_8b_pretrain", gpus=8)
+    assert file.run is None
+    assert any(key in str(one) for one in file.findings)
+
+
 def test_the_small_models_of_a_family_have_recipes(tmp_path: Path) -> None:
     """Degrees alone, two samples a rank, and nothing scattered: `recipes/qwen/qwen3.py`."""
     for name, tp, pp in (("600m", 1, 1), ("4b", 2, 1), ("8b", 4, 1), ("14b", 8, 1), ("32b", 8, 2)):

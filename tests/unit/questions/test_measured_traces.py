@@ -231,7 +231,7 @@ def test_a_stream_reads_what_a_whole_file_has(
     data = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "n": -12.5e3}],
-        "traceEvents": [7, *events],
+        "traceEvents": [{}, *events],
         "distributedInfo": {"rank": 12, "world_size": 128},
         "end": 12345,
     }
@@ -271,7 +271,7 @@ def test_files_that_expand_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
     assert "more than 3 events in another" in refused("[" + ",".join([split] * 9) + "]")
     monkeypatch.setattr(traces, "_MOST_ALONE", 1000)
     monkeypatch.setattr(traces, "_MOST_EVENTS", 50)
-    for other in ("{}", '{"a": NaN}', "7"):
+    for other in ("{}", '{"a": NaN}', '{"b": []}'):
         text = "[" + ",".join([other] * 60_000) + "," + one + "]"
         assert re.search("more than (50|1,000) events", refused(text))
     monkeypatch.setattr(traces, "_MOST_EVENTS", 1000)
@@ -313,3 +313,15 @@ def test_a_damaged_archive_is_no_internal_error(tmp_path: Path, cut: float) -> N
     is_trace(str(path))
     with pytest.raises(DocumentError, match="not a readable trace"):
         read_trace(str(path))
+
+
+@pytest.mark.parametrize("event", ["'8'", "8", "[null]", "null"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_event_that_is_no_object_is_refused(tmp_path: Path, event: str, place: int) -> None:
+    events = ['{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "ts": 0, "dur": 1}'] * 2
+    events[place] = event.replace("'", '"')
+    path = tmp_path / "trace.json"
+    path.write_text(f'{{"traceEvents": [{", ".join(events)}]}}')
+    with pytest.raises(DocumentError) as found:
+        read_trace(path)
+    assert found.value.key == f"traceEvents[{place}]"

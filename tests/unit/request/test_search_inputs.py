@@ -10,7 +10,7 @@ import pytest
 
 from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
 from autopar.documents.spec import load_spec
-from autopar.errors import InputError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError
 from autopar.rates import estimate_hardware
 from autopar.records import replace
 from autopar.run.rules import RuleError
@@ -216,7 +216,8 @@ def test_two_models_of_a_folder_have_two_names(tmp_path: Path) -> None:
     assert load_spec(str(config(folder / "config.json"))).name == "small"
     assert load_spec(str(config(folder / "a.json"))).name == "a"
     assert load_spec(str(config(folder / "b.v2.json"))).name == "b.v2"
-    assert load_spec(str(config(folder / "e.json", _name_or_path=True))).name == "e"
+    with pytest.raises(DocumentError, match="_name_or_path"):
+        load_spec(str(config(folder / "e.json", _name_or_path=True)))
     named = config(folder / "c.json", _name_or_path="org/llama-x/")
     assert load_spec(str(named)).name == "llama-x"
     assert load_spec(str(config(folder / "d.json", _name_or_path="./"))).name == "d"

@@ -14,6 +14,7 @@ from search.commands import search as search_command
 from search.planning.choose import route_of
 from search.planning.uniform import best_first
 from search.planning.uniform.answer import UniformRequest, answer, open_launches, target_of
+from search.planning.uniform.best_first import VariantResult
 from search.questions.suggestions import Suggestion, remedies
 from search.request.request import build_request
 
@@ -55,6 +56,26 @@ def test_a_slow_machine_finds_the_same(
     hours = itertools.count(0.0, 3600.0)
     monkeypatch.setattr(time, "process_time", lambda: next(hours))
     assert [(one.words, one.solution.choice) for one in remedies(question)] == before
+
+
+def test_an_exhaustive_proof_is_not_awaited(
+    question: UniformRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates without a memory count take time as well; the effort over all is limited."""
+    expanded = list[int]()
+    solved = best_first._Search.solved
+
+    def counted(search: best_first._Search, *given: float | None, smallest: bool) -> VariantResult:
+        expanded.append(search.expanded)
+        return solved(search, *given, smallest=smallest)
+
+    monkeypatch.setattr(best_first._Search, "solved", counted)
+    assert remedies(question)
+    assert max(expanded) > 6
+    expanded.clear()
+    monkeypatch.setattr(best_first, "_MOST_ENTRIES", 3)
+    remedies(question)
+    assert max(expanded) == 6  # as many again to find any plan
 
 
 def test_a_host_that_is_too_small_is_no_way_out(question: UniformRequest) -> None:
