@@ -323,6 +323,7 @@ def beyond_plans(run: Run) -> tuple[str, ...]:
 def _plan_of(run: Run) -> Plan:
     strategy = run.strategy
     splits, ends, pp = strategy.each_layer, strategy.ends, strategy.pp
+    experts = run.model.experts is not None
     stages = {split.zero for split in (*splits, ends) if split.zero < 3}
     sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
     order = [
@@ -333,7 +334,7 @@ def _plan_of(run: Run) -> Plan:
         world_size=strategy.gpus,
         num_stages=strategy.pp,
         stage_sizes=sizes,
-        layers=tuple(map(_layer_of_split, splits)),
+        layers=tuple(_layer_of_split(split, experts=experts) for split in splits),
         vocab=VocabStrategy(
             tp=ends.tp, ulysses=ends.tp_kind == "ulysses", zero3=ends.zero == 3, cp=ends.cp
         ),
@@ -347,7 +348,7 @@ def _plan_of(run: Run) -> Plan:
     return found if found.chunks == parts else replace(found, chunk_sizes=parts)
 
 
-def _layer_of_split(split: Split) -> LayerStrategy:
+def _layer_of_split(split: Split, *, experts: bool) -> LayerStrategy:
     usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
     return LayerStrategy(
         tp=split.tp,
@@ -357,6 +358,6 @@ def _layer_of_split(split: Split) -> LayerStrategy:
         checkpoint=split.recompute == "full",
         strided=split.strided,
         ep=split.ep,
-        etp=None if split.etp == usual else split.etp,
+        etp=split.etp if experts and split.etp != usual else None,
         recompute=tuple(sorted(split.modules)),
     )

@@ -8,8 +8,9 @@ from hypothesis import given, strategies as st
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.run.architecture import LayerGroup, grouped
-from autopar.run.of_plan import model_of_spec, run_of_plan, uniform_model
+from autopar.run.of_plan import model_of_spec, run_of_plan, uniform_model, uniform_plan
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.run.run import run_with_split
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -114,3 +115,21 @@ def test_a_uniform_model_has_the_layers_of_its_spec(name: str) -> None:
     assert found.name == ""
     assert found.layers == own.layers
     assert (found.vocab, found.tied, found.mtp) == (own.vocab, own.tied, own.mtp)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("llama2-7b", None), ("mixtral-8x7b", 1)])
+def test_only_experts_have_an_expert_tensor_degree(name: str, kept: int | None) -> None:
+    """A dense run of a search has the degree 1, which closed forms then refused to compare."""
+    spec = load_spec(name)
+    plan = Plan(
+        world_size=8,
+        num_stages=1,
+        stage_sizes=(spec.num_layers,),
+        layers=(LayerStrategy(tp=2),) * spec.num_layers,
+        vocab=VocabStrategy(tp=2),
+        global_batch=8,
+        num_microbatches=2,
+        default_dp_type="zero1",
+    )
+    run = run_of_plan(plan, spec, engine="megatron", gpu="h100-80gb")
+    assert {layer.etp for layer in uniform_plan(run_with_split(run, etp=1)).layers} == {kept}
