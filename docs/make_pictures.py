@@ -103,7 +103,12 @@ def _legend(keys: Iterable[tuple[str, str]], y: float) -> Iterator[str]:
     for name, words in keys:
         yield _rect(name, x, y - 9, 10, 10)
         yield _text(words, x + 15, y)
-        x += 34 + 6.6 * len(words)
+        x += _key_width(words)
+
+
+def _key_width(words: str) -> float:
+    """Return the pixels of a key of the legend, with its gap; `words` are of average letters."""
+    return 38 + 6.9 * len(words)
 
 
 def _x_axis(values: Sequence[tuple[float, str]], top: float, bottom: float, label: str) -> str:
@@ -255,7 +260,7 @@ def _wrapped(keys: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
     line: list[tuple[str, str]] = []
     width = 0.0
     for key in keys:
-        more = 34 + 6.6 * len(key[1])
+        more = _key_width(key[1])
         if line and width + more > _WIDTH - _LEFT - _RIGHT:
             yield line
             line, width = [], 0.0
