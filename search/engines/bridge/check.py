@@ -23,6 +23,7 @@ from search.engines.bridge.read import (
     BridgeFile,
     GivenSetting,
     flags_of_settings,
+    is_length,
     other_keys,
     read_bridge,
     run_of_settings,
@@ -274,7 +275,7 @@ def _of_samples(file: BridgeFile) -> Iterator[Notice]:
     if file.samples is not None:
         key, samples = file.samples
         other = file.own.get(_SEQ, known)
-        if other not in (None, samples):
+        if is_length(other) and other not in (None, samples):
             text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
             text += f"run_recipe.py does; other scripts refuse it with {_SEQ} {other}"
             yield _fact("samples", "read", text)

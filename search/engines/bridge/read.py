@@ -125,7 +125,7 @@ class BridgeFile(Record):
             # `set_post_overrides` and `run_recipe.py` keep the number of samples per GPU constant.
             found["train.global_batch_size"] = batch * world // tuned
         # A length of another type stays, and is refused.
-        if self.samples is not None and _is_length(own.get(_LENGTH)):
+        if self.samples is not None and is_length(own.get(_LENGTH)):
             # Source: `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`.
             found[_LENGTH] = self.samples[1]
         degrees = ("model.pipeline_model_parallel_size", _VP)
@@ -640,14 +640,14 @@ def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
         if key in _SWITCHES and value is not None and not isinstance(value, bool):
             raise DocumentError(source, f"expected true or false, got {shorten(value)}", key=key)
         known = not (isinstance(value, str) and value.startswith("$"))
-        if key in (_LENGTH, *DATASET_LENGTHS) and known and not _is_length(value):
+        if key in (_LENGTH, *DATASET_LENGTHS) and known and not is_length(value):
             raise DocumentError(source, f"expected a whole number, got {shorten(value)}", key=key)
     fraction = settings.get(_FRACTION)
     if fraction is not None and not 0 <= _real(fraction) <= 1:
         raise DocumentError(source, f"expected 0 to 1, got {shorten(fraction)}", key=_FRACTION)
 
 
-def _is_length(value: Any) -> bool:
+def is_length(value: Any) -> bool:
     """Return True for a whole number, or for none."""
     return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
