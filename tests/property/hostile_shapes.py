@@ -415,7 +415,8 @@ def _change(draw: random.Random, data: Any, suffix: str, *, without: bool) -> st
         new = raw(called)
     else:
         grown = draw.choice(sorted(GROWN))
-        new, called = GROWN[grown](inner), grown
+        # Copies of a value that has grown already would fill the memory of this process.
+        new, called = GROWN[grown](inner if len(str(inner)) < 100_000 else 8), grown
     node[key] = new
     if without:
         del node[key]
@@ -430,8 +431,8 @@ def is_wrong_type(run: Run) -> bool:
     return "; " not in run.what and value in _WRONG_VALUES and not is_text
 
 
-# An empty object means nothing where a key is harmless.
-_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one not in (None, {}))
+# An empty object or list means nothing where a key is harmless or a list is optional.
+_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one not in (None, {}, []))
 
 
 def ignored(run: Callable[[str], Done], done: Done) -> bool:
