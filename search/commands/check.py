@@ -61,9 +61,9 @@ class CheckSpec:
     )
     hardware: str | None = option(
         None,
-        help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs)",
+        help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs); h100: those of the file",
         panel=_WHERE,
-        metavar="CARD:NODESxGPUS",
+        metavar="CARD[:NODESxGPUS]",
         parse=spelled_hardware,
         shown="card of the file or h100, GPUs of the file",
     )
@@ -179,7 +179,8 @@ def _execute(raw: dict[str, Any]) -> int:
         given.target(asked.stack)  # report a wrong option before any file is read
     if asked.model is not None:
         _require_model(asked.model)
-    own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
+    hardware = asked.hardware or ""
+    own = [asked.stack, asked.site, hardware.rpartition(":")[0] or hardware]
     pictures = pictures_of(asked.html, asked.trace)
     refuse_clashes({"--json": asked.json, **pictures.outputs}, files_read([*asked.files, *own]))
     if pictures.any and len(asked.files) > 1:
@@ -214,7 +215,7 @@ def _execute(raw: dict[str, Any]) -> int:
             say(f"{_NAME}: {error}")
             documents.append({"file": path, "error": str(error)})
             continue
-        if asked.hardware is None:
+        if place.world_size is None:
             place, file = place.with_nodes(file)
         target = place.target(asked.stack or file.stack)
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
@@ -387,7 +388,9 @@ def _place(asked: CheckSpec) -> _Place:
     from autopar.records import replace
 
     name, world, per_node = _CARD, None, None
-    if asked.hardware is not None:
+    if asked.hardware is not None and ":" not in asked.hardware:
+        name = asked.hardware
+    elif asked.hardware is not None:
         name, nodes, per_node = parse_hardware(asked.hardware)
         world = nodes * per_node
     card = load_card(name)

@@ -280,7 +280,7 @@ class Builtins(Expansion):
         line, complete = input_.line(end)
         if "r" not in flags and "\\" in line:
             raise self.refuse("a backslash in what `read` reads without `-r`")
-        ifs = self._ifs(shell)
+        ifs = self._ifs_of(shell, line)
         if array:
             items = _fields_of(line, ifs) if line else []
             self.budget.size(len(items))

@@ -215,7 +215,9 @@ class Words:
         """Return a word with a pattern of files: as written, as where none matches."""
         if "f" in shell.options:
             return text
-        if not shell.options.isdisjoint({"nullglob", "failglob"}):
+        if "failglob" in shell.options:
+            raise self.refuse(f"{text[:40]} with `shopt -s failglob`")
+        if "nullglob" in shell.options:
             return self.unread(text)
         self.files.add(text)
         return text
@@ -229,7 +231,17 @@ class Words:
 
     def _split(self, shell: Shell, value: str) -> list[str | None]:
         """Return the parts of an unquoted value; None for blanks, NUL for another separator."""
-        return split_at(value, self._ifs(shell))
+        return split_at(value, self._ifs_of(shell, value))
+
+    def _ifs_of(self, shell: Shell, text: str) -> str:
+        """Return the IFS that splits a text; raises DocumentError if it would split a home folder.
+
+        The folder of `~` is known only at run time.
+        """
+        ifs = self._ifs(shell)
+        if "/" in ifs and any(hole.written.startswith("~") for hole in self.holes.of(text)):
+            raise self.refuse(f"{self.holes.shown(text)[:40]}, split at `/`,")
+        return ifs
 
     # ----------------------------------------------------------------------------------------------
     # Braces.

@@ -102,8 +102,10 @@ class Expansion(Words):
             raise self.refuse(f"the name reference {name}")
         if "r" in old.marks:
             raise self.refuse(f"the assignment to {name}, which is readonly")
-        if isinstance(old.value, str) and self._many(old.value) and (append or index):
-            return  # an array that a condition decides stays so
+        if isinstance(old.value, str) and self._many(old.value):
+            of_array = {hole.written for hole in self.holes.of(old.value)} == {f"${{{name}[@]}}"}
+            if append or index or (index is None and of_array):
+                return  # an array that a condition decides stays so; a text is its first item
         if index is None and not isinstance(old.value, dict):
             before = old.text() if append else None
             self._put(shell, name, old, self._converted(shell, old, before, text))

@@ -320,10 +320,11 @@ class Statements(Conditions):
                         raise refusal(self.path, hole.line, hole.refused)
                 self.input = None if is_open(found) else Input(found)
                 continue
-            if one.operator in ("<<", "<<-") and self._ifs(shell)[:1] != " ":
-                for piece in pieces:
-                    if piece.kind == "parameter" and re.match(r"\$\{?\*|.*\[\*\]", piece.text):
-                        raise self.refuse(f"{piece.text[:40]} in a here-document with this IFS")
+            for piece in pieces if one.operator in ("<<", "<<-") else ():
+                if piece.kind == "parameter" and re.match(r"\$\{?\*|.*\[\*\]", piece.text):
+                    joined = self._text(shell, one.word._replace(pieces=(piece,)))
+                    if self._ifs(shell)[:1] != " " or joined != " ".join(joined.split()):
+                        raise self.refuse(f"{piece.text[:40]} in a here-document, with this IFS")
             text = self._text(shell, one.word)
             if one.operator.startswith("<"):
                 if one.descriptor in ("", "0"):
@@ -692,8 +693,10 @@ class Statements(Conditions):
         if len(tables) == len(held) and all(table.keys() == tables[0].keys() for table in tables):
             items: dict[Any, str] = dict(tables[0])
             for key in items:
-                if any(table[key] != items[key] for table in tables):
-                    items[key] = self.hole(f"${{{name}[{key}]}}", why=why)
+                found = {table[key] for table in tables}
+                if len(found) > 1:
+                    many = any(self._split_up(shell, text) for text in found)
+                    items[key] = self.hole(f"${{{name}[{key}]}}", why=why, many=int(many))
             value: Any = items
         elif tables:
             value = self.hole(f"${{{name}[@]}}", why=why, many=2)

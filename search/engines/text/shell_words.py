@@ -33,6 +33,8 @@ _REDIRECT = re.compile(r"([0-9]*)(<<<|<<-?|<>|<&|>>|>&|>\||<|>)|(&>>?)")
 _PLAIN = re.compile(r"[^\s;&|<>()\\'\"$`]+")
 _IN_QUOTES = re.compile(r'[^"\\$`]+')
 _IN_TEXT = re.compile(r"[^\\$`]+")
+_BRACES_EXPAND = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+"""Pattern of braces that bash expands where quotes within quotes close the outer ones."""
 _VARIABLE = re.compile(rf"\$(?:{NAME}|[0-9@*#?$!-])")
 _TILDE = re.compile(r"~[\w.+-]*(?=/|$)")
 _TILDE_IN_VALUE = re.compile(r"(?<=[=:])~[\w.+-]*(?=[/:]|$)")
@@ -416,7 +418,8 @@ class Scanner:
     def _past_brace(self, start: int, *, quoted: bool) -> None:
         """Move past the `}` that closes the `${` at `start`."""
         text = self.text
-        # Single quotes are literal in a default in double quotes, and quote in a pattern.
+        # Single quotes are literal in a default in double quotes, and quote in a pattern; a `}`
+        # between them closes neither.
         match = re.compile(rf"[#!]?(?:{NAME}|[0-9]+|.)(?:\[[^\]]*\])?:?[-=?+]").match(text, self.at)
         literal = quoted and match is not None
         while self.at < len(text):
@@ -426,14 +429,18 @@ class Scanner:
                 return
             if character == "\\":
                 self.at += 2
-            elif character == "'" and not literal:
+            elif character == "'":
                 end = text.find("'", self.at + 1)
+                if literal and end < 0:
+                    self.refuse("an apostrophe in a default in double quotes", start)
                 self.at = len(text) if end < 0 else end + 1
             elif character == '"':
                 opened = self.at
                 self.at += 1
                 for _ in self._quoted_pieces(opened):
                     pass
+                if quoted and _BRACES_EXPAND.search(text, opened, self.at):
+                    self.refuse("braces in double quotes within double quotes", start)
             elif character in "$`":
                 self._dollar(quoted=literal)
             else:

@@ -62,6 +62,13 @@ def test_constructs_of_the_manual_give_the_words_of_bash(tmp_path: Path) -> None
         ("declare -A M; M[$B]=1; M['']=2\n", "an empty key"),
         ("for f in *; do exit; done\n", "`exit` in a loop of unknown length"),
         ("read A <<< 'a\\b'\n", "a backslash in what `read` reads"),
+        ('N=x; B="${N:-"{a,b}"}"\n', "braces in double quotes within double quotes"),
+        ('N=A; B="${!N#"{1..3}"}"\n', "braces in double quotes within double quotes"),
+        ('B="${N:-it\'s}"\n', "an apostrophe in a default in double quotes"),
+        ("shopt -s failglob; P+=(a *.bin)\n", "*.bin with `shopt -s failglob`"),
+        ("set -- ' b '; bash <<E\npython x.py --a $*\nE\n", "$* in a here-document"),
+        ("IFS=/ read B C <<< ~/1,2\n", "~/1,2, split at `/`,"),
+        ("B=~/x; IFS=/; P=($B)\n", "~/x, split at `/`,"),
     ],
 )
 def test_other_constructs_are_refused_by_name_and_line(text: str, what: str) -> None:
@@ -127,6 +134,8 @@ def test_known_words_around_an_open_value_keep_their_meaning(
         'for i in *.x; do A+=" --b $i"; done\npython x.py --a $A\n',
         'while read -r l; do A+=" $l"; done < f\npython x.py --a $A\n',
         "rm y || A='--b 1'\npython x.py --a 1 $A\n",
+        "A=(x y)\nrm y || A[0]='1 2 3'\npython x.py --a ${A[@]}\n",
+        "A=(x)\nrm y && A+=(y)\nA=z\npython x.py --a ${A[*]}\n",
     ],
 )
 def test_words_that_only_running_counts_are_refused(text: str) -> None:
