@@ -38,9 +38,11 @@ _MOST_SOURCED = 1 << 18
 
 def _named(written: Mapping[str, str | None], words: Iterable[str]) -> Mapping[str, str | None]:
     """Return the files that the words of a command or the text of another file name."""
-    named = {path_of(word.rpartition("=")[2]) for word in words}
-    inside = "\n".join(text or "" for text in written.values()) if written else ""
-    return {name: text for name, text in written.items() if name in named or name in inside}
+    if not written:
+        return {}
+    inside = (word for text in written.values() for word in re.findall(r"[^\s\"',]+", text or ""))
+    named = {path_of(word.rpartition("=")[2]) for word in (*words, *inside)}
+    return {name: text for name, text in written.items() if name in named}
 
 
 class Run(Statements):
