@@ -649,9 +649,6 @@ def test_a_script_is_checked(ask: Ask, tmp_path: Path) -> None:
 
     assert (code, err) == (0, "")
     assert out.startswith(f"{path}: Megatron-LM on 64 h100-80gb\n")
-    # A card alone has the GPUs of the file.
-    assert ask(path, "--hardware", "h100") == (code, out, err)
-    assert ask(path, "--hardware", "b200")[1].startswith(f"{path}: Megatron-LM on 64 b200")
     code, out, err = ask(path, "--json", "-")
     assert code == 0
     assert "--hardware" in err
@@ -730,7 +727,6 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
             "Megatron-LM (script, YAML or JSON)",
         ),
         (LLAMA, (), "--hardware"),
-        (LLAMA, ("--hardware", "h100"), "--hardware"),
         (LLAMA, ("--hardware", "h100:8"), "--hardware h100:8: expected CARD:NODESxGPUS"),
         (
             with_flags(LLAMA, world_size=32),

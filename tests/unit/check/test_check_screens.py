@@ -49,3 +49,16 @@ def test_columns_of_figures_stay_apart(interval: str) -> None:
     assert line.split(interval)[1].startswith("  ")
     assert line.endswith("  8.6 % HFU")
     assert _row("Tokens/s/GPU", "1,395,815", interval).endswith(interval)
+
+
+@pytest.mark.parametrize("card", ["h100", "b200"])
+def test_a_card_alone_has_the_gpus_of_the_file(
+    card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number of GPUs of the launch command counts, as without --hardware."""
+    check.run([script(tmp_path, LLAMA), "--hardware", card, "--no-neighbours"])
+    alone = capsys.readouterr().out.splitlines()
+    check.run([script(tmp_path, LLAMA), "--hardware", f"{card}:8x8", "--no-neighbours"])
+    shaped = capsys.readouterr().out.splitlines()
+    assert alone[0].endswith(tuple(f"Megatron-LM on 64 {name}" for name in (card, "h100-80gb")))
+    assert alone[:12] == shaped[:12]
