@@ -240,7 +240,7 @@ class Builtins(Expansion):
                 self.removed.add(name)
                 continue
             key = None if index in ("@", "*") else self._key(shell, variable, index)
-            if key is None:
+            if key is None or is_open(variable.text() or ""):
                 raise self.refuse(f"`unset {word}`")
             items = {k: v for k, v in variable.items().items() if k != key}
             shell.variables[name] = variable._replace(value=items)  # type: ignore[arg-type]

@@ -324,6 +324,10 @@ class Run(Statements):
         holes = [hole for hole in self.holes.of(text) if hole.refused]
         if holes:
             raise refusal(self.path, holes[0].line, holes[0].refused)
+        for hole in self.holes.of(text):
+            if hole.why and hole.many == 1:  # it would be split, or expanded, once more
+                other = self.holes.character(hole._replace(many=2))
+                text = text.replace(self.holes.character(hole), other)
         self._deeper("is nested too deeply, expected a launch script")
         try:
             self.budget.size(len(text))

@@ -250,7 +250,8 @@ class Expansion(Words):
                 value = ""
             else:
                 missing = self._missing(shell, name, written, unset)
-                if is_open(missing) or not operator:
+                # In an unset variable, nothing is replaced, not even an empty match.
+                if is_open(missing) or not operator or operator[0] == "/":
                     return [missing], False
                 value = missing
         if not operator:
@@ -445,6 +446,8 @@ class Expansion(Words):
             return variable.value
         key = self._key(shell, variable, index)
         if key is None:
+            if "u" in shell.options:
+                raise self.refuse(f"${{{name}[{index}]}}, which may be unset with `set -u`,")
             return self.hole(f"${{{name}[{index}]}}")
         items = variable.items()
         if not variable.mapped and len(items) > 1:

@@ -705,6 +705,8 @@ class Statements(Conditions):
             texts = [one.value or "" for one in held]
             many = any(self._split_up(shell, str(text)) for text in texts)
             many = many or any(hole.many for text in texts for hole in self.holes.of(str(text)))
+            # `eval` and `bash -c` would expand such a text once more.
+            many = many or any(re.search(r"[$`\\'\"]", str(text)) for text in texts)
             value = self.hole(f"${name}", why=why, many=int(many))
         shell.variables[name] = Variable(value, marks)
 

@@ -69,6 +69,8 @@ def test_constructs_of_the_manual_give_the_words_of_bash(tmp_path: Path) -> None
         ("set -- ' b '; bash <<E\npython x.py --a $*\nE\n", "$* in a here-document"),
         ("IFS=/ read B C <<< ~/1,2\n", "~/1,2, split at `/`,"),
         ("B=~/x; IFS=/; P=($B)\n", "~/x, split at `/`,"),
+        ("rm y && P+=(a b); unset 'P[-1]'\n", "`unset P[-1]`"),
+        ("declare -A M=([a]=1); set -u; B=~/x; C=${M[$B]}\n", "which may be unset with `set -u`"),
     ],
 )
 def test_other_constructs_are_refused_by_name_and_line(text: str, what: str) -> None:
@@ -136,6 +138,7 @@ def test_known_words_around_an_open_value_keep_their_meaning(
         "rm y || A='--b 1'\npython x.py --a 1 $A\n",
         "A=(x y)\nrm y || A[0]='1 2 3'\npython x.py --a ${A[@]}\n",
         "A=(x)\nrm y && A+=(y)\nA=z\npython x.py --a ${A[*]}\n",
+        "A=x\nrm y && A=\\$B\nbash -c 'python x.py --a '$A\n",
     ],
 )
 def test_words_that_only_running_counts_are_refused(text: str) -> None:
