@@ -331,7 +331,9 @@ def same_word(ours: str, theirs: str, unknown: Sequence[str]) -> bool:
     open_ = [re.escape(text) for text in sorted(unknown, key=len, reverse=True)]
     open_ += [rf"\$\{{[!#]?{name}\b[^}}]*\}}|\${name}\b" for name in names]
     open_.append("~(?=/)")
-    if re.fullmatch(r"\$\{!?\w+(\[[^]]*\$[^]]*\]|[:#%/^,@][^}]*)\}", ours):
-        return True  # an item of an unknown key, and a part of an unknown value, may be empty
+    if not theirs and ours in unknown:
+        # An item of an unknown key, and a part of an unknown value, may be empty.
+        part = r"\$\{\w+(\[[^]]*\$[^]]*\]|:[^-=?+}][^}]*)\}"
+        return re.fullmatch(part, ours) is not None
     texts = [re.escape(text) for text in re.split("|".join(open_), ours)]
     return re.fullmatch(".+".join(texts), theirs, re.DOTALL) is not None

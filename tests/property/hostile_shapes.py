@@ -428,11 +428,13 @@ def is_wrong_type(run: Run) -> bool:
     key, _, value = run.what.partition(" = ")
     # Any text is a category of an event: one without a device is passed over.
     is_text = key.endswith(".cat") and value.startswith("'")
-    return "; " not in run.what and value in _WRONG_VALUES and not is_text
+    # A sidecar without curves says so by an empty list.
+    is_none = key.endswith(" curves") and value == "[]"
+    return "; " not in run.what and value in _WRONG_VALUES and not is_text and not is_none
 
 
-# An empty object or list means nothing where a key is harmless or a list is optional.
-_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one not in (None, {}, []))
+# An empty object means nothing where a key is harmless.
+_WRONG_VALUES = frozenset(repr(one) for one in WRONG if one not in (None, {}))
 
 
 def ignored(run: Callable[[str], Done], done: Done) -> bool:
