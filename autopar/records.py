@@ -399,10 +399,9 @@ def _taken(kind: Any, value: Any) -> Any:
             return value
         raise ValidationError
     bare = os.fspath(value) if isinstance(value, os.PathLike) else value
-    # Numbers of NumPy, which also has subclasses of `float`.
-    bare = bare.tolist() if getattr(bare, "ndim", None) == 0 else bare
     try:
-        made = convert(bare, kind)
+        # NumPy has subclasses of `float`; msgspec 0.23 raises IndexError for its arrays.
+        made = convert(plain(bare), kind)
     except ValueError:  # half of a surrogate pair, or too many digits
         raise ValidationError from None
     if isinstance(made, float) and math.isnan(made):

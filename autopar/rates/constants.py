@@ -145,6 +145,11 @@ class AttentionFigures(Record):
     """None: measured for inference only; `attention_s` uses the forward constants."""
 
 
+def _keys(kind: Any) -> Meta:
+    """Return metadata that names the keys in the schema; msgspec before 0.23 omits them."""
+    return Meta(extra_json_schema={"propertyNames": {"enum": sorted(get_args(kind))}})
+
+
 class KernelsSection(Record):
     """Section `kernels` of a card."""
 
@@ -154,14 +159,14 @@ class KernelsSection(Record):
     """Additional clock factor for GEMMs in 16 bits; None for 1."""
     low_precision_clock: _MaybeShare = None
     """Additional clock factor for GEMMs in 8 bits or fewer; None for 1."""
-    gemm: dict[Dtype, GemmFigure]
+    gemm: Annotated[dict[Dtype, GemmFigure], _keys(Dtype)]
     grouped_gemm: GroupedFigure
     """Rate of a grouped GEMM over that of a batched GEMM of the same shape, and seconds of each
     group."""
     fused_grouped_gemm: ShareFigure
     """Rate of grouped kernels that run an expert's whole MLP in one launch, over a batched GEMM."""
     attention: dict[str, AttentionFigures]
-    memory: dict[MemoryClass, ShareFigure]
+    memory: Annotated[dict[MemoryClass, ShareFigure], _keys(MemoryClass)]
     """Fraction of the datasheet's HBM rate by class; `elementwise` is the default for others."""
     memory_launch: Annotated[FormulaConstants, _LAUNCH]
     """Launch time of a memory-bound kernel, in addition to the time of its bytes."""
