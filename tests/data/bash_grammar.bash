@@ -283,7 +283,7 @@ x-y
 llama-8b
 a,b
 a:b:
-data/x.bin
+.data/x.bin
 --tp
 --use-x
 007

@@ -1465,7 +1465,7 @@ set -e; if [ "$(hostname)" = x ]; then A=1; fi; RUN --x 1
 set -e; [ -d /none ] || false; RUN --x 1
 set -e; for i in $(seq $(hostname)); do false; done; RUN --x 1
 set -e; while [ "$(hostname)" = x ]; do false; done; RUN --x 1
-set -e; while [ "$(hostname)" = Qq ]; do false; done; RUN --x 1
+set -e; while [ "$(hostname)" = Qqrstu ]; do false; done; RUN --x 1
 set -e; trap 'RUN --y 2' EXIT; if [ "$(hostname)" = x ]; then A=1; else false; fi; RUN --x 1
 set -e; F() { if [ "$(hostname)" = x ]; then A=1; else false; fi; }; F; F || true; RUN --x 1
 set -e; A=1; F() { A=2; [ "$(hostname)" = x ] && return 1; A=3; }; F; RUN --x $A

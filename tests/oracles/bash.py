@@ -22,18 +22,20 @@ from search.engines.text import Command, script_command
 
 Words = tuple[str, ...]
 
-RUN_TIME_WORD = "Qq"
+RUN_TIME_WORD = "Qqrstu"
 """Value of everything that is known only at run time: one word without special characters."""
 RUN_TIME_NAMES = ("RUN_ID", "DATA_PATH", "MASTER_ADDR", "SLURM_JOB_ID")
 """Environment variables that are set to `RUN_TIME_WORD`."""
 RUN_TIME_COMMANDS = ("date", "hostname", "whoami", "awk", "sed", "tr", "cut", "bc", "nvidia-smi",
                      "some-command")  # fmt: skip
 """Commands that print `RUN_TIME_WORD`, whatever they are asked."""
+PROGRAM = ".data/x.bin"
+"""Path of such a command, below the folder of each script; `*` does not match it."""
 _FILTERS = ("awk", "sed", "tr", "cut", "bc")
 LAUNCH = "torchrun pretrain_gpt.py --first 1"
 """Launch of every script, before the words that are compared."""
 _LAUNCHERS = ("torchrun", "python", "srun")
-_COMMANDS = ("bash", "basename", "cat", "dirname", "env", "expr", "grep", "head", "mkdir", "nohup",
+_COMMANDS = ("bash", "basename", "cat", "dirname", "env", "expr", "head", "mkdir", "nohup",
              "seq", "sh", "sort", "tail", "tee", "timeout", "true", "wc")  # fmt: skip
 """Real commands that a script may use; none removes or overwrites a file."""
 _LAUNCHED = """#!/bin/sh
@@ -43,6 +45,11 @@ case "${0##*/} $1" in
 esac
 printf '%s\\0' $(($# + 1)) "${0##*/}" "$@" >>"$_AUTOPAR_LAUNCHES"
 """
+_GREP = """#!/bin/sh
+found=$(REAL "$@"); status=$?
+echo "${found:-WORD}"; exit $status
+"""
+"""What it finds is known only at run time, so it is never empty."""
 _UNKNOWN = """command_not_found_handle() {
   case $1 in "["*) return 127 ;; esac
   echo WORD
@@ -52,8 +59,7 @@ _UNKNOWN = """command_not_found_handle() {
 _DRIVER = """ulimit -c 0; ulimit -t 5; ulimit -f 1024; ulimit -v 1000000
 i=0
 while [ $i -lt $1 ]; do
-  mkdir $i
-  : "$(cd $i; exec 9>&1 </dev/null >/dev/null 2>&1
+  : "$(cd $i; exec 9>&1 <$2/input >/dev/null 2>&1
     _AUTOPAR_LAUNCHES=$2/$i.out timeout -k 1 10 bash $2/$i.sh)"  # ends when all that hold 9 end
   i=$((i + 1))
 done
@@ -107,6 +113,9 @@ def bash_launches(
         commands = _folder_of_commands(folder)
         for number, script in enumerate(scripts):
             (folder / f"{number}.sh").write_text(script, encoding="utf-8")
+            path = folder / str(number) / PROGRAM
+            path.parent.mkdir(parents=True)
+            path.symlink_to(commands / "some-command")
         subprocess.run(
             [commands / "sh", "-c", _DRIVER, "sh", str(len(scripts)), str(folder)],
             cwd=folder,
@@ -136,6 +145,9 @@ def _folder_of_commands(folder: Path) -> Path:
         # A filter that left its pipe unread would kill the command in front of it.
         reads = "[ -p /dev/stdin ] && cat >/dev/null\n" if name in _FILTERS else ""
         _stub(commands / name, f"#!/bin/sh\n{reads}echo {RUN_TIME_WORD}\n")
+    grep = _GREP.replace("REAL", shutil.which("grep") or "grep")
+    _stub(commands / "grep", grep.replace("WORD", RUN_TIME_WORD))
+    (folder / "input").write_text(f"{RUN_TIME_WORD}\n", encoding="utf-8")
     (commands / "unknown").write_text(_UNKNOWN.replace("WORD", RUN_TIME_WORD), encoding="utf-8")
     for name in _LAUNCHERS:
         _stub(commands / name, _LAUNCHED.replace("WORD", RUN_TIME_WORD))
@@ -259,10 +271,12 @@ def _may_not_launch(command: Command, theirs: Words | None) -> bool:
 def _same_with_set(script: str, command: Command) -> bool:
     """Return True if the words are right where unset environment variables have one word.
 
-    These are the variables that the words contain, or all that the script uses.
+    These are the variables that the words contain, or all that the script uses. The reader names
+    those whose `$` and name a text of `eval` joins.
     """
-    for text in (" ".join(_launched_words(command) or ()), script):
-        used = re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", text)
+    words = " ".join(_launched_words(command) or ())
+    for text, joined in ((words, ()), (script, command.unset)):
+        used = [*re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", text), *joined]
         names = {name for name in used if not _is_set(name, script)}
         if names:
             (theirs,) = bash_launches([script], sorted({*names, *RUN_TIME_NAMES}))
@@ -275,7 +289,8 @@ def _same_with_number(script: str, command: Command) -> bool:
     """Return True if the words are right where the environment has a number, used in a sum."""
     if re.search(r"\(\(|\$\[|\blet\b", script) is None:
         return False
-    (theirs,) = bash_launches([script], word="7")
+    names = sorted({*command.unset, *RUN_TIME_NAMES})
+    (theirs,) = bash_launches([script], names, word="73")
     return _same(command, theirs)
 
 
@@ -333,7 +348,8 @@ def same_word(ours: str, theirs: str, unknown: Sequence[str]) -> bool:
     open_.append("~(?=/)")
     if not theirs and ours in unknown:
         # An item of an unknown key, and a part of an unknown value, may be empty.
-        part = r"\$\{\w+(\[[^]]*\$[^]]*\]|:[^-=?+}][^}]*)\}"
+        item, cut = r"\[[^]]*\$[^]]*\]", r":[^-=?+}][^}]*|[#%/][^}]*\$[^}]*"
+        part = rf"\$\{{\w+({item}|(\[[@*]\])?({cut}))\}}"
         return re.fullmatch(part, ours) is not None
     texts = [re.escape(text) for text in re.split("|".join(open_), ours)]
     return re.fullmatch(".+".join(texts), theirs, re.DOTALL) is not None

@@ -13,7 +13,7 @@ from signal import Signals
 from search.engines.text.shell_expansion import split_at
 from search.engines.text.shell_parameters import Expansion
 from search.engines.text.shell_syntax import assignment_of
-from search.engines.text.shell_values import Input, Shell, Variable, is_open
+from search.engines.text.shell_values import Input, Open, Shell, Variable, is_open
 from search.engines.text.shell_words import NAME, Word, unescaped
 
 SET_FLAGS = frozenset("abefhmuvxBEHTP")
@@ -165,11 +165,7 @@ class Builtins(Expansion):
         marks = "".join(dict.fromkeys(old.marks + kinds))
         if "l" in on or "u" in on:
             marks = marks.replace("u" if "l" in on else "l", "")
-        declared = "a" in on or "A" in on
-        empty: dict[str, str] = {}
-        shell.variables[name] = Variable(
-            empty if declared and old.value is None else old.value, marks
-        )
+        shell.variables[name] = Variable(old.value, marks)
         if found is not None and isinstance(operand, Word):
             self._assign(shell, operand)
         elif value is not None:
@@ -240,7 +236,7 @@ class Builtins(Expansion):
                 self.removed.add(name)
                 continue
             key = None if index in ("@", "*") else self._key(shell, variable, index)
-            if key is None or is_open(variable.text() or ""):
+            if key is None or isinstance(key, Open) or is_open(variable.text() or ""):
                 raise self.refuse(f"`unset {word}`")
             items = {k: v for k, v in variable.items().items() if k != key}
             shell.variables[name] = variable._replace(value=items)  # type: ignore[arg-type]
@@ -464,7 +460,8 @@ class Builtins(Expansion):
             name, words = words[1], words[2:]
         words = words[1:] if words[:1] == ["--"] else words
         text = printf_text(words[0], words[1:]) if words else None
-        if text is None and "e" in shell.options and not any(map(is_open, words)):
+        ends = "e" in shell.options or shell.traps.get("ERR")
+        if text is None and ends and not any(map(is_open, words)):
             raise self.refuse("what `printf` prints and returns")
         if not name:
             if text is None:

@@ -74,7 +74,10 @@ class Run(Statements):
                 self._assign(shell, word)
             return self.substituted
         if fields[0] == "exec" and not sets:
+            sink = self.sink
             self._redirect(shell, command.redirects)
+            if self.sink is not sink:
+                self.sink.unread = True  # what follows goes elsewhere
             return self._exec(shell, fields[1:], command.line)
         return self._fed(
             shell, command.redirects, lambda: self._with(shell, sets, fields, words, command.line)
@@ -145,7 +148,6 @@ class Run(Statements):
     def _exec(self, shell: Shell, fields: list[str], line: int) -> int | None:
         """Run `exec`: a program in place of the script, or redirections of what follows."""
         if not fields:
-            self.sink.known = False  # what follows goes into its file
             return 0
         if fields[0].startswith("-"):
             raise self.refuse(f"`exec {fields[0]}`")
@@ -419,6 +421,8 @@ class Run(Statements):
             if fields[-1:] != ["]"]:
                 return 2  # bash reports an error and continues
             fields.pop()
+        if any(hole.many == 2 for field in fields for hole in self.holes.of(field)):
+            return None  # the number of words decides how they are read
         return self._condition(shell, fields)
 
     def _condition(self, shell: Shell, fields: list[str]) -> int | None:

@@ -96,8 +96,11 @@ class Words:
         for piece in word.pieces:
             items, joined = self._items(shell, piece, unset)
             separator = self._ifs(shell)[:1] if joined else " "
-            text = separator.join(items)
-            parts.append(text)
+            as_is = separator if joined else piece.text.endswith(("[@]}", "$@", "${@}"))
+            if len(items) > 1 and not as_is:
+                self.needs_blank(shell, piece.text)
+            parts.append(separator.join(items))
+        self._spliced = None
         found = "".join(parts)
         self.budget.size(len(found))
         return found
@@ -222,6 +225,11 @@ class Words:
         self.files.add(text)
         return text
 
+    def needs_blank(self, shell: Shell, written: str) -> None:
+        """Refuse a list that bash joins with a blank or with IFS, depending on the operator."""
+        if self._ifs(shell)[:1] != " ":
+            raise self.refuse(f"{written[:40]}, a list with this IFS,")
+
     def _ifs(self, shell: Shell) -> str:
         variable = shell.variables.get("IFS")
         text = " \t\n" if variable is None or variable.value is None else variable.text() or ""
@@ -231,17 +239,29 @@ class Words:
 
     def _split(self, shell: Shell, value: str) -> list[str | None]:
         """Return the parts of an unquoted value; None for blanks, NUL for another separator."""
+        if {"nullglob", "failglob"} & shell.options:
+            for hole in self.holes.of(value):
+                if hole.why and self._is_decided(hole):
+                    raise self.refuse(f"{hole.written[:40]}, a pattern perhaps, with `nullglob`,")
         return split_at(value, self._ifs_of(shell, value))
 
     def _ifs_of(self, shell: Shell, text: str) -> str:
-        """Return the IFS that splits a text; raises DocumentError if it would split a home folder.
+        """Return the IFS that splits a text.
 
-        The folder of `~` is known only at run time.
+        Raises DocumentError if the text contains a value that this IFS may split and the usual one
+        does not: the folder of `~`, or a value that a condition or a loop decides.
         """
         ifs = self._ifs(shell)
-        if "/" in ifs and any(hole.written.startswith("~") for hole in self.holes.of(text)):
-            raise self.refuse(f"{self.holes.shown(text)[:40]}, split at `/`,")
+        others = ifs.strip()
+        for hole in self.holes.of(text) if others else ():
+            if self._is_decided(hole) or ("/" in ifs and hole.written.startswith("~")):
+                raise self.refuse(f"{self.holes.shown(text)[:40]}, split at `{others[:8]}`,")
         return ifs
+
+    def _is_decided(self, hole: Hole) -> bool:
+        """Return True for a value of the script that a condition or a loop decides."""
+        name = re.match(rf"\$\{{?({NAME})", hole.written)
+        return name is not None and name[1] in self.assigned
 
     # ----------------------------------------------------------------------------------------------
     # Braces.

@@ -14,7 +14,7 @@ from search.engines.text.shell_arithmetic import OpenSumError, WrongSumError, ch
 from search.engines.text.shell_expansion import Words
 from search.engines.text.shell_patterns import Matcher, Pattern, UnreadPatternError, glob_pattern
 from search.engines.text.shell_syntax import Assignment, assignment_of, scanner_of
-from search.engines.text.shell_values import Hole, Shell, Variable, is_open
+from search.engines.text.shell_values import Hole, Open, Shell, Variable, is_open
 from search.engines.text.shell_words import NAME, Piece, Word, closing, plain_text
 
 OPERATORS = re.compile(r":?[-=?+]|##?|%%?|/[/#%]?|\^\^?|,,?|:|@[QUuL](?=$)")
@@ -111,7 +111,7 @@ class Expansion(Words):
             self._put(shell, name, old, self._converted(shell, old, before, text))
             return
         key = self._key(shell, old, "0" if index is None else index)
-        if key is None:
+        if isinstance(key, Open):
             open_ = self.hole(f"${{{name}[@]}}", many=2, why=f"line {self.line}")
             shell.variables[name] = Variable(open_, old.marks.replace("a", ""))
             return
@@ -140,16 +140,16 @@ class Expansion(Words):
             text = text.upper() if "u" in old.marks else text.lower()
         return text
 
-    def _key(self, shell: Shell, variable: Variable, index: str) -> int | str | None:
-        """Return the key of an item; None if known only at run time."""
+    def _key(self, shell: Shell, variable: Variable, index: str) -> int | str | Open:
+        """Return the key of an item."""
         if variable.mapped:
             key = self._text(shell, scanner_of(index, self.path, self.line).word(""))
             if not key:
                 raise self.refuse("an empty key")
-            return None if is_open(key) else key
+            return Open(key) if is_open(key) else key
         value = self.sum(shell, index)
         if is_open(value):
-            return None
+            return Open(value)
         place = int(value)
         if place < 0:
             places = [p for p in variable.items() if isinstance(p, int)]
@@ -178,7 +178,7 @@ class Expansion(Words):
             item = assignment_of(Word(pieces, word.line)) if word.pieces else None
             if item is not None and item.key is not None and plain_text(pieces)[1:2] == "[":
                 key = self._key(shell, Variable(kept, marks), self._index(shell, item) or "")  # type: ignore[arg-type]
-                if key is None:
+                if isinstance(key, Open):
                     raise self.refuse(f"the index of {name}, known only at run time,")
                 text = self._text(shell, item.value)
                 kept[key] = self._converted(
@@ -249,11 +249,10 @@ class Expansion(Words):
                     raise self.refuse(f"{written}, unset with `set -u`,")
                 value = ""
             else:
-                missing = self._missing(shell, name, written, unset)
-                # In an unset variable, nothing is replaced, not even an empty match.
-                if is_open(missing) or not operator or operator[0] == "/":
-                    return [missing], False
-                value = missing
+                value = self._missing(shell, name, written, unset)
+            # An unset variable is not quoted, and nothing is replaced, not even an empty match.
+            if is_open(value) or operator[:1] in ("/", "@"):
+                return [value], False
         if not operator:
             return [value], False
         return [self._changed(shell, value, found, piece)], False
@@ -269,6 +268,8 @@ class Expansion(Words):
             return [self.unread(written)], False
         if is_open(other):
             holes = self.holes.of(other)
+            if found.name == "#":  # the last parameter, which may be several words
+                return [self.unread(written)], False
             return [other if holes[0].why else self.hole(written)], False
         if not re.fullmatch(rf"(?:{NAME}|[0-9]+)(?:\[.*\])?", other):
             return [self.unread(written)], False
@@ -302,13 +303,19 @@ class Expansion(Words):
             places, values = [*items], [*items.values()]
             if mark == "!":
                 return self._starred(shell, [str(place) for place in places], piece, star)
+            if mark and "u" in shell.options and (variable is None or variable.value is None):
+                raise self.refuse(f"{piece.text}, unset with `set -u`,")
         if mark == "#":
             known = not any(self.uncertain(value) for value in values)
             return [str(len(values)) if known else self.hole(piece.text)], False
         if operator and operator[-1] in "-=?+":
-            has = bool(values) and not (operator[0] == ":" and not any(values))
+            # Two empty items are not empty: a blank joins them.
+            has = bool(values) and not (operator[0] == ":" and values == [""])
+            if has and operator[0] == ":" and not any(values) and self._ifs(shell)[:1] == "":
+                raise self.refuse(f"{piece.text[:40]}, a list with this IFS,")
             if operator[-1] == "+":
-                return self._default_items(shell, word, piece) if has else ([], star)
+                missing = [""] if values or star else []
+                return self._default_items(shell, word, piece) if has else (missing, star)
             if not has:
                 if operator[-1] != "-":
                     return [self.unread(piece.text)], False
@@ -325,7 +332,8 @@ class Expansion(Words):
                     else self.unread(piece.text)
                 ], star
             bounds = self._bounds(shell, word)
-            if bounds is None or (name in shell.variables and shell.variables[name].mapped):
+            mapped = name in shell.variables and shell.variables[name].mapped
+            if isinstance(bounds, Open) or mapped:
                 return [self.unread(piece.text)], False
             start, length = bounds
             if length is not None and length < 0:
@@ -445,10 +453,10 @@ class Expansion(Words):
         ):
             return variable.value
         key = self._key(shell, variable, index)
-        if key is None:
+        if isinstance(key, Open):
             if "u" in shell.options:
                 raise self.refuse(f"${{{name}[{index}]}}, which may be unset with `set -u`,")
-            return self.hole(f"${{{name}[{index}]}}")
+            return self._decided(key, f"${{{name}[{index}]}}")
         items = variable.items()
         if not variable.mapped and len(items) > 1:
             for at, item in items.items():
@@ -470,26 +478,49 @@ class Expansion(Words):
             # Braces, backslashes and `$'...'` in or between inner quotes.
             return [self.unread(piece.text)], False
         word = _operand(text, self.path, piece.quoted)
-        if not piece.quoted and any(p.quoted for p in word.pieces):
-            # Its other parts are split, as values are.
-            values = [p if p.quoted or p.kind != "text" else p._replace(kind="value")
-                      for p in word.pieces]  # fmt: skip
-            self._spliced = word._replace(pieces=tuple(values))
         if len(word.pieces) == 1 and word.pieces[0].kind == "parameter":
-            return self._items(shell, word.pieces[0]._replace(quoted=piece.quoted), None)
-        return [self._text(shell, word)], False
+            items, star = self._items(shell, word.pieces[0]._replace(quoted=piece.quoted), None)
+            if len(items) > 1:
+                self.needs_blank(shell, piece.text)
+            return items, star
+        if piece.quoted or not any(p.quoted for p in word.pieces):
+            return [self._text(shell, word)], False
+        # Its other parts are split, as values are. Commands and sums run only once.
+        values = list[Piece]()
+        for one in word.pieces:
+            if one.kind in ("command", "arithmetic"):
+                one = one._replace(kind="value", text=self._text(shell, Word((one,), word.line)))
+            elif one.kind == "text" and not one.quoted:
+                one = one._replace(kind="value")
+            values.append(one)
+        spliced = word._replace(pieces=tuple(values))
+        text = self._text(shell, spliced)
+        self._spliced = spliced
+        return [text], False
 
-    def _bounds(self, shell: Shell, word: str) -> tuple[int, int | None] | None:
-        """Return (start, length) of a slice; None if a bound is known only at run time."""
+    def _decided(self, by: Open, written: str) -> str:
+        """Return a value that an index or a bound known only at run time decides.
+
+        If a condition of the script decides that, the value may be empty or several words.
+        """
+        first = next((hole for hole in self.holes.of(by.text) if hole.why), None)
+        return self.hole(written, why=first.why, many=1) if first else self.hole(written)
+
+    def _bounds(self, shell: Shell, word: str) -> tuple[int, int | None] | Open:
+        """Return (start, length) of a slice."""
         parts = _split_bounds(word)
+        if len(parts) > 2:
+            raise self.refuse(f"the slice `{word[:40]}`")
         sums = [self.sum(shell, part) for part in parts]
-        if len(parts) > 2 or any(is_open(one) for one in sums):
-            return None
+        if any(map(is_open, sums)):
+            return Open("".join(sums))
         return int(sums[0]), (int(sums[1]) if len(sums) > 1 else None)
 
     def _changed(self, shell: Shell, value: str, found: Parameter, piece: Piece) -> str:
         """Return a value after a slice, a cut, a replacement or a change of case."""
         operator, word, written = found.operator, found.word, piece.text
+        if not value and operator[0] in "#%^,":
+            return value
         if is_open(value):
             holes = self.holes.of(value)
             if not piece.quoted and (re.search(r"\s", value) or any(h.many for h in holes)):
@@ -504,8 +535,8 @@ class Expansion(Words):
             return self.holes.character(first._replace(many=1) if several else first)
         if operator == ":":
             bounds = self._bounds(shell, word)
-            if bounds is None:
-                return self.hole(written)
+            if isinstance(bounds, Open):
+                return self._decided(bounds, written)
             start, length = bounds
             if start < 0:
                 # A negative start counts from the end; beyond the beginning, nothing is left.
@@ -521,7 +552,7 @@ class Expansion(Words):
             return self._replaced(shell, value, found, piece)
         pattern = self._pattern(shell, word, written)
         if isinstance(pattern, str):
-            return pattern
+            return self._uncut(value, pattern, piece)
         if operator[0] in "^,":
             change = str.upper if operator[0] == "^" else str.lower
             count = len(value) if len(operator) == 2 else 1
@@ -554,6 +585,10 @@ class Expansion(Words):
         if found.operator[0] == "/" and value == plain:
             return self._text(shell, _operand(found.word[at + 1 :], self.path, False))
         return None
+
+    def _uncut(self, value: str, open_: str, piece: Piece) -> str:
+        """Return a value after a pattern known only at run time, for which `open_` stands."""
+        return self.unread(piece.text) if not piece.quoted and re.search(r"\s", value) else open_
 
     def _takes_all(self, shell: Shell, found: Parameter, piece: Piece) -> bool:
         """Return True if a cut or a replacement of everything leaves no word of an open value."""
@@ -612,7 +647,7 @@ class Expansion(Words):
         word = _operand(new_text, self.path, False)
         new = self._text(shell, word)
         if isinstance(pattern, str):
-            return pattern
+            return self._uncut(value, pattern, piece)
         if "&" in new or "\\" in new:
             return self.unread(written)  # versions of bash differ
         if is_open(new) or not pattern:

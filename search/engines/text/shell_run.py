@@ -297,7 +297,10 @@ class Statements(Conditions):
         if not redirects:
             return run()
         input_, sink = self.input, self.sink
+        before = {**shell.variables}
         self._redirect(shell, redirects)
+        if shell.variables != before:  # bash expands those of a program in a process of its own
+            raise self.refuse("an assignment in a redirection")
         try:
             return run()
         finally:
@@ -406,8 +409,7 @@ class Statements(Conditions):
             for hole in self.holes.of("".join(values)):
                 if hole.refused:
                     raise refusal(self.path, hole.line, hole.refused)
-            known = [value for value in values if not self.uncertain(value)]
-            many = any(self._split_up(shell, value) for value in known)
+            many = any(self._split_up(shell, value) for value in values)
             open_ = self.hole(f"${loop.name}", why=why if many else "", many=int(many))
             self._set_plain(shell, loop.name, open_)
             return self._open_loop(shell, loop.body, why, loop.name)

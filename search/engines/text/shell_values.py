@@ -39,6 +39,12 @@ class Hole(NamedTuple):
     """Line of that construct."""
 
 
+class Open(NamedTuple):
+    """Index of an array or bounds of a slice known only at run time."""
+
+    text: str
+
+
 class Holes:
     """The holes of one interpretation, each with the character that stands for it."""
 

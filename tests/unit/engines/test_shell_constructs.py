@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import time
 from contextlib import suppress
@@ -70,6 +71,18 @@ def test_constructs_of_the_manual_give_the_words_of_bash(tmp_path: Path) -> None
         ("IFS=/ read B C <<< ~/1,2\n", "~/1,2, split at `/`,"),
         ("B=~/x; IFS=/; P=($B)\n", "~/x, split at `/`,"),
         ("rm y && P+=(a b); unset 'P[-1]'\n", "`unset P[-1]`"),
+        ("A=1,2; rm y && A=3,4; IFS=, read B C <<< $A\n", "$A, split at `,`,"),
+        ("for i in *.x; do IFS=/; python x.py $i; done\n", "$i, split at `/`,"),
+        ("A='*'; rm y && A=1; shopt -s nullglob; C=($A)\n", "a pattern perhaps, with `nullglob`"),
+        ("trap 'B=1' ERR; printf -v C %03d p\n", "what `printf` prints and returns"),
+        ("x <<< ${U:=a}\n", "an assignment in a redirection"),
+        ("set -u; declare -a P; B=${#P[@]}\n", "${#P[@]}, unset with `set -u`,"),
+        ("P=('' ''); IFS=; B=${P[*]:+x}\n", "a list with this IFS,"),
+        ('P=(a b); IFS=,; B="${P[@]^^}"\n', "${P[@]^^}, a list with this IFS,"),
+        ('P=(a b); IFS=,; B="${N:-"${P[@]#a}"}"\n', "a list with this IFS,"),
+        ("P=(a b); IFS=,; python x.py ${N:-${P[@]}}\n", "${N:-${P[@]}}, a list with this IFS,"),
+        ("set -- a b; IFS=; declare B=$*\n", "$*, a list with this IFS,"),
+        ("A=abc; B=${A:0:1:2}\n", "the slice `0:1:2`"),
         ("declare -A M=([a]=1); set -u; B=~/x; C=${M[$B]}\n", "which may be unset with `set -u`"),
     ],
 )
@@ -139,11 +152,30 @@ def test_known_words_around_an_open_value_keep_their_meaning(
         "A=(x y)\nrm y || A[0]='1 2 3'\npython x.py --a ${A[@]}\n",
         "A=(x)\nrm y && A+=(y)\nA=z\npython x.py --a ${A[*]}\n",
         "A=x\nrm y && A=\\$B\nbash -c 'python x.py --a '$A\n",
+        "A=bf16 I=3\nrm y && ((I++))\npython x.py --a ${A:I}\n",
+        "A=(a b c) I=2\nrm y && ((I++))\npython x.py --a ${A[I]}\n",
+        "A='*'\nfor i in $A\"it's b\"; do python x.py --a $i; done\n",
+        "B='a '\nrm y && B='a b'\nif [ $B* ]; then python x.py --a 1; else python x.py --a 2; fi\n",
     ],
 )
 def test_words_that_only_running_counts_are_refused(text: str) -> None:
     """A branch or a number of rounds that decides how many words there are."""
     with pytest.raises(DocumentError, match="the launch command depends on"):
+        script_command(text, "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("set -- a ' b '\nrm y && shift\npython x.py --a ${!#}\n", "`${!#}`"),
+        ("A='--a 2'; B=$(date); python x.py --a ${A%%*$B*}\n", "`${A%%*$B*}`"),
+        ("A='--a 2'; B=$(date); python x.py --a ${A/$B/x}\n", "`${A/$B/x}`"),
+        ("A=$(exec > x.log; echo b); python x.py --a $A\n", "`$(exec > x.log; echo b)`"),
+    ],
+)
+def test_unquoted_values_that_may_be_several_words_are_refused(text: str, what: str) -> None:
+    """Cuts by an unknown pattern, the last parameter after a branch that shifts, lost output."""
+    with pytest.raises(DocumentError, match=re.escape(f"{what} is not read")):
         script_command(text, "x.sh")
 
 
