@@ -110,7 +110,7 @@ def bash_launches(
     """
     with tempfile.TemporaryDirectory(prefix="autopar-") as name:
         folder = Path(name).resolve()
-        commands = _folder_of_commands(folder)
+        commands = _folder_of_commands(folder, word)
         for number, script in enumerate(scripts):
             (folder / f"{number}.sh").write_text(script, encoding="utf-8")
             path = folder / str(number) / PROGRAM
@@ -133,8 +133,11 @@ def bash_launches(
         return [_last_launch(folder / f"{number}.out") for number in range(len(scripts))]
 
 
-def _folder_of_commands(folder: Path) -> Path:
-    """Return a new folder with the stubs and links to the commands that scripts may use."""
+def _folder_of_commands(folder: Path, word: str) -> Path:
+    """Return a new folder with the stubs and links to the commands that scripts may use.
+
+    word : output of the stubs.
+    """
     commands = folder / "commands"
     commands.mkdir()
     for name in _COMMANDS:
@@ -144,13 +147,13 @@ def _folder_of_commands(folder: Path) -> Path:
     for name in RUN_TIME_COMMANDS:
         # A filter that left its pipe unread would kill the command in front of it.
         reads = "[ -p /dev/stdin ] && cat >/dev/null\n" if name in _FILTERS else ""
-        _stub(commands / name, f"#!/bin/sh\n{reads}echo {RUN_TIME_WORD}\n")
+        _stub(commands / name, f"#!/bin/sh\n{reads}echo {word}\n")
     grep = _GREP.replace("REAL", shutil.which("grep") or "grep")
-    _stub(commands / "grep", grep.replace("WORD", RUN_TIME_WORD))
-    (folder / "input").write_text(f"{RUN_TIME_WORD}\n", encoding="utf-8")
-    (commands / "unknown").write_text(_UNKNOWN.replace("WORD", RUN_TIME_WORD), encoding="utf-8")
+    _stub(commands / "grep", grep.replace("WORD", word))
+    (folder / "input").write_text(f"{word}\n", encoding="utf-8")
+    (commands / "unknown").write_text(_UNKNOWN.replace("WORD", word), encoding="utf-8")
     for name in _LAUNCHERS:
-        _stub(commands / name, _LAUNCHED.replace("WORD", RUN_TIME_WORD))
+        _stub(commands / name, _LAUNCHED.replace("WORD", word))
     return commands
 
 

@@ -143,6 +143,8 @@ class Builtins(Expansion):
             name, append, value = match[1], bool(match[2]), match[3]
             if value is not None and value[:1] == "(" and on.intersection("aA"):
                 raise self.refuse(f"the declaration of {operand[:40]}")
+        if "g" in on and any(name in frame for frame in shell.frames):
+            raise self.refuse(f"`declare -g` of {name}, which is local,")
         if is_local and name not in shell.frames[-1]:
             shell.frames[-1][name] = shell.variables.get(name)
             outer = shell.variables.pop(name, None)
@@ -461,7 +463,9 @@ class Builtins(Expansion):
         words = words[1:] if words[:1] == ["--"] else words
         text = printf_text(words[0], words[1:]) if words else None
         ends = "e" in shell.options or shell.traps.get("ERR")
-        if text is None and ends and not any(map(is_open, words)):
+        holes = [hole for word in words for hole in self.holes.of(word)]
+        wrong = not holes or any(hole.written.startswith("~") for hole in holes)
+        if ends and ((text is None and wrong) or any(hole.refused for hole in holes)):
             raise self.refuse("what `printf` prints and returns")
         if not name:
             if text is None:

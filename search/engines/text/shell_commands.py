@@ -68,7 +68,8 @@ class Run(Statements):
                 shell, command.redirects, lambda: self.declare(shell, str(first), words[1:])
             )
         self.substituted = 0
-        fields = [item for word in words for item in self._fields(shell, word)]
+        unset = "" if first in ("[", "test") and first not in shell.functions else None
+        fields = [item for word in words for item in self._fields(shell, word, unset=unset)]
         if not fields:
             for word in sets:
                 self._assign(shell, word)
@@ -80,7 +81,7 @@ class Run(Statements):
                 self.sink.unread = True  # what follows goes elsewhere
             return self._exec(shell, fields[1:], command.line)
         return self._fed(
-            shell, command.redirects, lambda: self._with(shell, sets, fields, words, command.line)
+            shell, command.redirects, lambda: self._with(shell, sets, fields, command.line)
         )
 
     def _only_input(self, shell: Shell, command: Simple) -> int:
@@ -88,12 +89,10 @@ class Run(Statements):
             self.sink.known = False  # `$(< file)`
         return 0
 
-    def _with(
-        self, shell: Shell, sets: list[Word], fields: list[str], words: list[Word], line: int
-    ) -> int | None:
+    def _with(self, shell: Shell, sets: list[Word], fields: list[str], line: int) -> int | None:
         """Run a command with assignments in front of it, which apply to this command only."""
         if fields[0] in ("[", "test") and fields[0] not in shell.functions:
-            return self._bracket(shell, words)
+            return self._bracket(shell, fields)
         names = [found.name for word in sets if (found := assignment_of(word)) is not None]
         before = {name: shell.variables.get(name) for name in names}
         for word in sets:
@@ -250,7 +249,7 @@ class Run(Statements):
                     raise refusal(self.path, hole.line, hole.refused)
                 if not hole.why:
                     continue
-                if at < 1 or hole.many == 2 or not arguments[at - 1].startswith("--"):
+                if at < 1 or hole.many == 2 or not re.match(r"--\S+$", arguments[at - 1]):
                     shell.found = hole
                     return
                 # A single value of a flag, which may be a path without effect on the run.
@@ -343,11 +342,16 @@ class Run(Statements):
         """Return the output of `$(...)` without `ends`; open if a program writes it."""
         outer, self.sink, line = self.sink, Sink(), self.line
         tested = self._tested
-        if "inherit_errexit" not in shell.options:
-            self._tested = 1  # a failure ends no substitution
+
+        def run(inner: Shell) -> int | None:
+            if "inherit_errexit" not in inner.options:
+                inner.options -= {"e"}  # a failure ends no substitution
+                self._tested = 1
+            return self.body(inner, piece.body or ())
+
         self._deeper("is nested too deeply, expected a launch script")
         try:
-            self.substituted = self._apart(shell, lambda inner: self.body(inner, piece.body or ()))
+            self.substituted = self._apart(shell, run)
             shell.status = self.substituted  # `$?` behind it in the same command
             known, text, unread = self.sink.known, self.sink.text, self.sink.unread
         finally:
@@ -415,9 +419,9 @@ class Run(Statements):
                     return path
         return None
 
-    def _bracket(self, shell: Shell, words: list[Word]) -> int | None:
-        fields = [item for word in words[1:] for item in self._fields(shell, word, unset="")]
-        if words[0].bare == "[":
+    def _bracket(self, shell: Shell, words: list[str]) -> int | None:
+        name, *fields = words
+        if name == "[":
             if fields[-1:] != ["]"]:
                 return 2  # bash reports an error and continues
             fields.pop()

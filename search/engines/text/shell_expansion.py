@@ -221,7 +221,9 @@ class Words:
         if "failglob" in shell.options:
             raise self.refuse(f"{text[:40]} with `shopt -s failglob`")
         if "nullglob" in shell.options:
-            return self.unread(text)
+            unread = self.unread(text)
+            self.counted.add(unread)
+            return unread
         self.files.add(text)
         return text
 

@@ -15,7 +15,7 @@ from search.engines.text.shell_expansion import Words
 from search.engines.text.shell_patterns import Matcher, Pattern, UnreadPatternError, glob_pattern
 from search.engines.text.shell_syntax import Assignment, assignment_of, scanner_of
 from search.engines.text.shell_values import Hole, Open, Shell, Variable, is_open
-from search.engines.text.shell_words import NAME, Piece, Word, closing, plain_text
+from search.engines.text.shell_words import NAME, Piece, Word, closing, plain_text, split_bounds
 
 OPERATORS = re.compile(r":?[-=?+]|##?|%%?|/[/#%]?|\^\^?|,,?|:|@[QUuL](?=$)")
 """Operators of `${NAME...}` that are interpreted: defaults, cuts, replacements, case, slices."""
@@ -186,13 +186,14 @@ class Expansion(Words):
                 )
                 at = key + 1 if isinstance(key, int) else at
                 continue
-            fields = self._fields(shell, word)
             if "A" in marks:
-                plain += fields
+                plain.append(self._text(shell, word))  # not split
                 continue
-            for text in fields:
+            for text in self._fields(shell, word):
                 kept[at] = self._converted(shell, old, None, text)
                 at += 1
+        if not all(plain[::2]) or any(map(is_open, plain[::2])):
+            raise self.refuse(f"a key of {name} that is empty or known only at run time")
         if plain:
             kept |= dict(zip(plain[::2], [*plain[1::2], ""], strict=False))
         if "A" in marks and len(kept) > 1000:
@@ -253,6 +254,8 @@ class Expansion(Words):
             # An unset variable is not quoted, and nothing is replaced, not even an empty match.
             if is_open(value) or operator[:1] in ("/", "@"):
                 return [value], False
+        if "u" in shell.options and any(hole.unset for hole in self.holes.of(value)):
+            raise self.refuse(f"{written}, unset in a branch with `set -u`,")
         if not operator:
             return [value], False
         return [self._changed(shell, value, found, piece)], False
@@ -302,6 +305,8 @@ class Expansion(Words):
             items = variable.items() if variable is not None else {}
             places, values = [*items], [*items.values()]
             if mark == "!":
+                if any(map(self.uncertain, values)) and not (variable and variable.mapped):
+                    return [self.unread(piece.text)], star
                 return self._starred(shell, [str(place) for place in places], piece, star)
             if mark and "u" in shell.options and (variable is None or variable.value is None):
                 raise self.refuse(f"{piece.text}, unset with `set -u`,")
@@ -483,6 +488,8 @@ class Expansion(Words):
             if len(items) > 1:
                 self.needs_blank(shell, piece.text)
             return items, star
+        if piece.quoted and any(p.text.endswith(("[@]}", "$@", "${@}")) for p in word.pieces):
+            return [self.unread(piece.text)], False  # a list among other text
         if piece.quoted or not any(p.quoted for p in word.pieces):
             return [self._text(shell, word)], False
         # Its other parts are split, as values are. Commands and sums run only once.
@@ -508,7 +515,7 @@ class Expansion(Words):
 
     def _bounds(self, shell: Shell, word: str) -> tuple[int, int | None] | Open:
         """Return (start, length) of a slice."""
-        parts = _split_bounds(word)
+        parts = split_bounds(word)
         if len(parts) > 2:
             raise self.refuse(f"the slice `{word[:40]}`")
         sums = [self.sum(shell, part) for part in parts]
@@ -625,6 +632,8 @@ class Expansion(Words):
             return self.holes.character(
                 next((h for h in holes if h.why or h.refused), Hole(written))
             )
+        if "nocasematch" in shell.options and re.search(r"\[:(upper|lower):\]", text):
+            raise self.refuse(f"{written[:40]} with `shopt -s nocasematch`")
         extended = "extglob" in shell.options if extended is None else extended
         self.budget.work(len(text))
         try:
@@ -653,7 +662,7 @@ class Expansion(Words):
         if is_open(new) or not pattern:
             if not pattern and operator in ("/#", "/%"):
                 return new + value if operator == "/#" else value + new
-            return value if not pattern else self._open_change(value, pattern, new, shell, written)
+            return value if not pattern else self._open_change(value, pattern, new, shell, piece)
         if operator in ("/#", "/%"):
             matcher = Matcher(
                 value, self.budget.work, fold="nocasematch" in shell.options, back=operator == "/%"
@@ -681,13 +690,15 @@ class Expansion(Words):
         return text
 
     def _open_change(
-        self, value: str, pattern: Pattern, new: str, shell: Shell, written: str
+        self, value: str, pattern: Pattern, new: str, shell: Shell, piece: Piece
     ) -> str:
         """Return a value with an open replacement: unchanged if the pattern is not in it."""
         if self.matcher(shell, value).found(pattern) is None:
             return value
         holes = self.holes.of(new)
-        return self.holes.character(next((h for h in holes if h.why or h.refused), Hole(written)))
+        first = next((h for h in holes if h.why or h.refused), Hole(piece.text))
+        changed = self.holes.character(first._replace(many=max(h.many for h in holes)))
+        return self._uncut(new, changed, piece)
 
     # ----------------------------------------------------------------------------------------------
     # Arithmetic.
@@ -774,21 +785,6 @@ def _slash(text: str) -> int:
         else:
             scanner.at += 1
     return min(scanner.at, len(text))
-
-
-def _split_bounds(text: str) -> list[str]:
-    """Return the parts of `start:length`, split outside brackets, `?:` and expansions."""
-    parts, depth, start, asked = list[str](), 0, 0, 0
-    for at, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        asked += character == "?"
-        if character == ":" and depth == 0:
-            if asked:
-                asked -= 1
-            else:
-                parts.append(text[start:at])
-                start = at + 1
-    return [*parts, text[start:]]
 
 
 def _source(piece: Piece) -> str:

@@ -189,7 +189,8 @@ class Statements(Conditions):
         if isinstance(last, Simple) and [word.bare for word in last.words] == ["return"] and rest:
             last = rest[-1]
         if isinstance(last, Chain):
-            return _decides(last.first) or not isinstance(last.first, Simple)
+            fails = last.rest[-1][0] == "&&" and not self._goes_on(last.first)
+            return fails or _decides(last.first) or not isinstance(last.first, Simple)
         if isinstance(last, Redirected):
             return self._ends_open(shell, (last.statement,), depth)
         bodies: list[Body] = []
@@ -697,7 +698,9 @@ class Statements(Conditions):
             for key in items:
                 found = {table[key] for table in tables}
                 if len(found) > 1:
-                    many = any(self._split_up(shell, text) for text in found)
+                    holes = [hole for text in found for hole in self.holes.of(text)]
+                    many = any(hole.many or hole.refused for hole in holes)
+                    many = many or any(self._split_up(shell, text) for text in found)
                     items[key] = self.hole(f"${{{name}[{key}]}}", why=why, many=int(many))
             value: Any = items
         elif tables:
@@ -706,10 +709,12 @@ class Statements(Conditions):
         else:
             texts = [one.value or "" for one in held]
             many = any(self._split_up(shell, str(text)) for text in texts)
-            many = many or any(hole.many for text in texts for hole in self.holes.of(str(text)))
+            holes = [hole for text in texts for hole in self.holes.of(str(text))]
+            many = many or any(hole.many or hole.refused for hole in holes)
             # `eval` and `bash -c` would expand such a text once more.
-            many = many or any(re.search(r"[$`\\'\"]", str(text)) for text in texts)
-            value = self.hole(f"${name}", why=why, many=int(many))
+            many = many or any(re.search(r"[$`\\'\"{;&|<>()]", str(text)) for text in texts)
+            unset = any(one.value is None for one in held)
+            value = self.holes.character(Hole(f"${name}", why, int(many), unset=unset))
         shell.variables[name] = Variable(value, marks)
 
     def _split_up(self, shell: Shell, text: str) -> bool:

@@ -37,6 +37,8 @@ class Hole(NamedTuple):
     """Unsupported construct that contains the value; empty for a value of the machine."""
     line: int = 0
     """Line of that construct."""
+    unset: bool = False
+    """True if a branch of a condition leaves the variable unset."""
 
 
 class Open(NamedTuple):

@@ -496,6 +496,21 @@ def closing(text: str, start: int) -> int:
     return 0
 
 
+def split_bounds(text: str) -> list[str]:
+    """Return the parts of `start:length`, split outside brackets, `?:` and expansions."""
+    parts, depth, start, asked = list[str](), 0, 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        asked += character == "?"
+        if character == ":" and depth == 0:
+            if asked:
+                asked -= 1
+            else:
+                parts.append(text[start:at])
+                start = at + 1
+    return [*parts, text[start:]]
+
+
 def _tilded(pieces: list[Piece]) -> tuple[Piece, ...]:
     """Return the pieces of a word, with `~` that bash expands as separate pieces."""
     if "~" not in plain_text(pieces):

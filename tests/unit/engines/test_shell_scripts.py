@@ -469,6 +469,7 @@ def test_a_script_is_meant_to_reach_its_launch(text: str, tmp_path: Path) -> Non
         "f() { [ -d /x ] || return 1; true; }\nf",
         "( [ -d /x ] || exit 1; true )",
         "X=$( [ -d /x ] || exit 3; echo a )",
+        "f() { grep x y && X=1; }\nf",
     ],
 )
 def test_a_failure_that_ends_a_script_is_said(text: str, tmp_path: Path) -> None:
