@@ -16,6 +16,8 @@ from search.engines.text.shell_syntax import assignment_of
 from search.engines.text.shell_values import Input, Open, Shell, Variable, is_open
 from search.engines.text.shell_words import NAME, Word, unescaped
 
+OUTER_ERREXIT = "errexit outside"
+"""Option of a substitution that clears `set -e`, whose failure may end the script."""
 SET_FLAGS = frozenset("abefhmuvxBEHTP")
 """Flags of `set` that are interpreted or change no word; the others are refused."""
 SET_NAMES = {
@@ -278,7 +280,11 @@ class Builtins(Expansion):
         line, complete = input_.line(end)
         if "r" not in flags and "\\" in line:
             raise self.refuse("a backslash in what `read` reads without `-r`")
-        ifs = self._ifs_of(shell, line)
+        if self.may_split(shell, line):
+            for name in names:
+                shell.variables[name] = Variable(self.unread(f"${name}"))
+            return 0 if complete else 1
+        ifs = self._ifs(shell)
         if array:
             items = _fields_of(line, ifs) if line else []
             self.budget.size(len(items))
@@ -462,10 +468,11 @@ class Builtins(Expansion):
             name, words = words[1], words[2:]
         words = words[1:] if words[:1] == ["--"] else words
         text = printf_text(words[0], words[1:]) if words else None
-        ends = "e" in shell.options or shell.traps.get("ERR")
+        ends = {"e", OUTER_ERREXIT} & shell.options or shell.traps.get("ERR")
         holes = [hole for word in words for hole in self.holes.of(word)]
         wrong = not holes or any(hole.written.startswith("~") for hole in holes)
-        if ends and ((text is None and wrong) or any(hole.refused for hole in holes)):
+        unread = any(hole.refused for hole in self.holes.of("".join(words[:1])))
+        if ends and ((text is None and wrong) or unread):
             raise self.refuse("what `printf` prints and returns")
         if not name:
             if text is None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from autopar.errors import DocumentError
-from search.engines.text.shell_builtins import BUILTINS, REFUSED, Exit, Sink
+from search.engines.text.shell_builtins import BUILTINS, OUTER_ERREXIT, REFUSED, Exit, Sink
 from search.engines.text.shell_run import Statements
 from search.engines.text.shell_syntax import DECLARES, DEEPEST, Simple, assignment_of, parse
 from search.engines.text.shell_values import (
@@ -345,7 +345,8 @@ class Run(Statements):
 
         def run(inner: Shell) -> int | None:
             if "inherit_errexit" not in inner.options:
-                inner.options -= {"e"}  # a failure ends no substitution
+                if "e" in inner.options:  # a failure ends no substitution
+                    inner.options = inner.options - {"e"} | {OUTER_ERREXIT}
                 self._tested = 1
             return self.body(inner, piece.body or ())
 

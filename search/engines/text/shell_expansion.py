@@ -52,6 +52,8 @@ class Words:
         """Holes of values without quotes, which count as one word each."""
         self.files: set[str] = set()
         """Words with `*`, `?` or `[...]`, taken as written."""
+        self.left_out: dict[str, None] = {}
+        """Sentences on ignored words and on words known only at run time, as ordered keys."""
         self._spliced: Word | None = None
         """Text behind an operator with quoted parts that the last value is."""
         self.substituted: int | None = 0
@@ -96,7 +98,7 @@ class Words:
         for piece in word.pieces:
             items, joined = self._items(shell, piece, unset)
             separator = self._ifs(shell)[:1] if joined else " "
-            as_is = separator if joined else piece.text.endswith(("[@]}", "$@", "${@}"))
+            as_is = separator if joined else is_plain_list(piece)
             if len(items) > 1 and not as_is:
                 self.needs_blank(shell, piece.text)
             parts.append(separator.join(items))
@@ -172,6 +174,8 @@ class Words:
                 value = item
                 if is_open(value):
                     value = self.holes.after_split(value)
+                    if self.may_split(shell, value):
+                        value = self.unread(self.holes.shown(value))
                     self.counted.update(c for c in value if is_open(c))
                 for text in self._split(shell, value):
                     if text is None:
@@ -241,24 +245,22 @@ class Words:
 
     def _split(self, shell: Shell, value: str) -> list[str | None]:
         """Return the parts of an unquoted value; None for blanks, NUL for another separator."""
-        if {"nullglob", "failglob"} & shell.options:
-            for hole in self.holes.of(value):
-                if hole.why and self._is_decided(hole):
-                    raise self.refuse(f"{hole.written[:40]}, a pattern perhaps, with `nullglob`,")
-        return split_at(value, self._ifs_of(shell, value))
+        return split_at(value, self._ifs(shell))
 
-    def _ifs_of(self, shell: Shell, text: str) -> str:
-        """Return the IFS that splits a text.
+    def may_split(self, shell: Shell, text: str) -> bool:
+        """Return True if this IFS or `nullglob` may split a value that counts as one word.
 
-        Raises DocumentError if the text contains a value that this IFS may split and the usual one
-        does not: the folder of `~`, or a value that a condition or a loop decides.
+        It is the folder of `~`, or a value that a condition or a loop decides.
         """
         ifs = self._ifs(shell)
-        others = ifs.strip()
-        for hole in self.holes.of(text) if others else ():
-            if self._is_decided(hole) or ("/" in ifs and hole.written.startswith("~")):
-                raise self.refuse(f"{self.holes.shown(text)[:40]}, split at `{others[:8]}`,")
-        return ifs
+        odd = bool(ifs.strip())
+        if not odd and not {"nullglob", "failglob"} & shell.options:
+            return False
+        return any(
+            (self._is_decided(hole) and (odd or hole.why))
+            or ("/" in ifs and hole.written.startswith("~"))
+            for hole in self.holes.of(text)
+        )
 
     def _is_decided(self, hole: Hole) -> bool:
         """Return True for a value of the script that a condition or a loop decides."""
@@ -350,6 +352,11 @@ def _separators(ifs: str) -> re.Pattern[str] | None:
     if not ifs:
         return None
     return re.compile(f"({blank}*[{others}]{blank}*)|{blank}+" if others else f"((?!))|{blank}+")
+
+
+def is_plain_list(piece: Piece) -> bool:
+    """Return True for `$@` and `${NAME[@]}` without an operator."""
+    return piece.text[-4:] in ("${@}", "[@]}") or piece.text[-2:] == "$@"
 
 
 def split_at(value: str, ifs: str) -> list[str | None]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from search.engines.text.shell_arithmetic import OpenSumError, WrongSumError, check_sum, sum_of
-from search.engines.text.shell_expansion import Words
+from search.engines.text.shell_expansion import Words, is_plain_list
 from search.engines.text.shell_patterns import Matcher, Pattern, UnreadPatternError, glob_pattern
 from search.engines.text.shell_syntax import Assignment, assignment_of, scanner_of
 from search.engines.text.shell_values import Hole, Open, Shell, Variable, is_open
@@ -255,7 +255,7 @@ class Expansion(Words):
             if is_open(value) or operator[:1] in ("/", "@"):
                 return [value], False
         if "u" in shell.options and any(hole.unset for hole in self.holes.of(value)):
-            raise self.refuse(f"{written}, unset in a branch with `set -u`,")
+            self.left_out[f"nothing is launched if {written} is unset"] = None
         if not operator:
             return [value], False
         return [self._changed(shell, value, found, piece)], False
@@ -488,7 +488,7 @@ class Expansion(Words):
             if len(items) > 1:
                 self.needs_blank(shell, piece.text)
             return items, star
-        if piece.quoted and any(p.text.endswith(("[@]}", "$@", "${@}")) for p in word.pieces):
+        if piece.quoted and any(map(is_plain_list, word.pieces)):
             return [self.unread(piece.text)], False  # a list among other text
         if piece.quoted or not any(p.quoted for p in word.pieces):
             return [self._text(shell, word)], False

@@ -71,8 +71,6 @@ class Statements(Conditions):
         """Index of the branch to run, by open condition."""
         self.open: dict[str, int] = {}
         """Number of branches, by open condition found so far."""
-        self.left_out: dict[str, None] = {}
-        """Sentences on ignored words and on words known only at run time, as ordered keys."""
         self.sink, self.input = Sink(), None
         self._loops = list[_Frame]()
         self._returns = list[tuple[list[Shell], list[str]]]()

@@ -470,6 +470,7 @@ def test_a_script_is_meant_to_reach_its_launch(text: str, tmp_path: Path) -> Non
         "( [ -d /x ] || exit 1; true )",
         "X=$( [ -d /x ] || exit 3; echo a )",
         "f() { grep x y && X=1; }\nf",
+        "A=1\nset -u\nrm y || unset A\nB=$A",
     ],
 )
 def test_a_failure_that_ends_a_script_is_said(text: str, tmp_path: Path) -> None:
