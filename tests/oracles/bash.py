@@ -274,12 +274,13 @@ def _may_not_launch(command: Command, theirs: Words | None) -> bool:
 def _same_with_set(script: str, command: Command) -> bool:
     """Return True if the words are right where unset environment variables have one word.
 
-    These are the variables that the words contain, or all that the script uses. The reader names
-    those whose `$` and name a text of `eval` joins.
+    These are the variables that the words contain, or all that the script uses, or all of these
+    without a default. The reader names those whose `$` and name a text of `eval` joins.
     """
     words = " ".join(_launched_words(command) or ())
-    for text, joined in ((words, ()), (script, command.unset)):
-        used = [*re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", text), *joined]
+    for text, tail in ((words, ""), (script, ""), (script, r"\b(?!:?[-=+])")):
+        joined = () if text == words else command.unset
+        used = [*re.findall(rf"\$\{{?[!#]?([A-Za-z_]\w*){tail}", text), *joined]
         names = {name for name in used if not _is_set(name, script)}
         if names:
             (theirs,) = bash_launches([script], sorted({*names, *RUN_TIME_NAMES}))
