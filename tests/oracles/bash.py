@@ -49,7 +49,7 @@ _GREP = """#!/bin/sh
 found=$(REAL "$@"); status=$?
 echo "${found:-WORD}"; exit $status
 """
-"""What it finds is known only at run time, so it is never empty."""
+"""`grep` whose output is known only at run time, and therefore not empty."""
 _UNKNOWN = """command_not_found_handle() {
   case $1 in "["*) return 127 ;; esac
   echo WORD

@@ -594,7 +594,7 @@ class Expansion(Words):
         return None
 
     def _uncut(self, value: str, open_: str, piece: Piece) -> str:
-        """Return a value after a pattern known only at run time, for which `open_` stands."""
+        """Return `open_` for a value after an unknown pattern; refuse what may be several words."""
         return self.unread(piece.text) if not piece.quoted and re.search(r"\s", value) else open_
 
     def _takes_all(self, shell: Shell, found: Parameter, piece: Piece) -> bool:

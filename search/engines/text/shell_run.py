@@ -298,7 +298,7 @@ class Statements(Conditions):
         input_, sink = self.input, self.sink
         before = {**shell.variables}
         self._redirect(shell, redirects)
-        if shell.variables != before:  # bash expands those of a program in a process of its own
+        if shell.variables != before:  # bash expands those of a program in a subshell
             raise self.refuse("an assignment in a redirection")
         try:
             return run()
