@@ -56,7 +56,7 @@ COMMAND = Command(
     intro="""Compare two plans, or a plan and a measured trace of it, by time and memory terms.
 
 Both plans are estimated again with the options of their files; options given here replace those of
-both. Launch scripts need --hardware CARD:NODESxGPUS. A trace is a torch.profiler file of one rank
+both. Launch scripts need --hardware CARD[:NODESxGPUS]. A trace is a torch.profiler file of one rank
 (.gz too); it is compared with the predicted trace of the plan.
 
 Exit codes: 0 done, 2 invalid input.
@@ -79,9 +79,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
+    from search.planning.uniform.imports import with_cluster
     from search.questions.compare import both_sides, comparison_document
 
     paths = [str(raw.pop("first")), str(raw.pop("second"))]
+    raw = with_cluster(paths[1], with_cluster(paths[0], raw))
     request = build_request(raw)
     found = working(
         "comparing", lambda: both_sides(paths, request, raw, lambda text: say(f"{_NAME}: {text}"))

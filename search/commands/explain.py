@@ -71,7 +71,7 @@ COMMAND = Command(
 constraint (--why-not).
 
 PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
-for model and hardware, or a launch script with --hardware CARD:NODESxGPUS.
+for model and hardware, or a launch script with --hardware CARD[:NODESxGPUS].
 Options given here replace those of the file, such as memory, cluster or batch.
 
 Exit codes: 0 done, 2 invalid input.
@@ -97,10 +97,10 @@ def _execute(raw: dict[str, Any]) -> int:
 
     path = str(raw.pop("plan"))
     why_not = tuple(raw.pop("why-not", ()))
-    from search.planning.uniform.imports import holds_launch
+    from search.planning.uniform.imports import holds_launch, with_cluster
 
     if holds_launch(path):
-        return _explain_launch(path, raw, why_not, notice)
+        return _explain_launch(path, with_cluster(path, raw), why_not, notice)
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, notice)
     request = build_request({**stored, **raw})

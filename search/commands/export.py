@@ -166,11 +166,11 @@ autopar-export PLAN.json --to ENGINE writes the files and prints the launch comm
 the engine does not support are listed, and nothing is written (exit code 3), unless --allow-approx
 selects the nearest plan of the engine and estimates it.
 
-autopar-export --from ENGINE FILE --hardware CARD:NODESxGPUS reads an existing configuration
+autopar-export --from ENGINE FILE --hardware CARD[:NODESxGPUS] reads an existing configuration
 (script, YAML, JSON, TOML) and writes a plan file for autopar-search --evaluate.
 
 PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
-for model and hardware, or a launch script with --hardware CARD:NODESxGPUS.
+for model and hardware, or a launch script with --hardware CARD[:NODESxGPUS].
 
 Exit codes: 0 done, 2 invalid input, 3 the engine does not support the plan, or it does not fit.
 """,
@@ -192,10 +192,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _execute(raw: dict[str, Any]) -> int:
     from search.planning.uniform.files import is_launch
-    from search.planning.uniform.imports import holds_launch
+    from search.planning.uniform.imports import holds_launch, with_cluster
 
     own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
+    asked = with_cluster(own.plan, asked)
     if own.source is None and not Path(own.plan).exists():
         from autopar.documents.plan import PlanDocument
 

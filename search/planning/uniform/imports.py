@@ -29,6 +29,7 @@ from search.engines.candidate import (
     Candidate,
 )
 from search.engines.differences import losses_of, without_effect
+from search.engines.engine import Engine
 from search.engines.exporter_types import UnsupportedFeature
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
@@ -36,8 +37,8 @@ from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, launch_file, read_checked, variants
 from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
-from search.request.profiles import named_card
-from search.request.request import build_request
+from search.request.profiles import card_with_shape, is_bare_card, named_card
+from search.request.request import Request, build_request
 
 
 def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredRun:
@@ -58,18 +59,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         raise DocumentError(
             path, f"is a configuration of {own.title}", remedy=f"Use --from {own.name}"
         )
-    lengths, batches = inputs.seq_length or (None,), asked.degrees.micro_batch_size or (None,)
-    file = read_checked(
-        path,
-        world_size=world,
-        gpu=gpu,
-        model=inputs.model,
-        seq_length=lengths[0],
-        micro_batch=batches[0] if own.asks_for_batch else None,
-        global_batch=asked.options.settle_bsz if own.asks_for_batch else None,
-        precision="bf16" if own.asks_for_batch and asked.degrees.precision == ("bf16",) else None,
-        ignored=inputs.check_ignore or (),
-    )
+    file = _read(path, own, asked, gpu, world)
     run = _priced(file)
     # The plan that is stored no longer contains the arguments of the file.
     kept = {name: value for name, value in raw.items() if name != "check-ignore"}
@@ -92,6 +82,46 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         request=request,
         notes=(*_notes(file), *(one.what for one in losses_of(run, found, "a plan file"))),
     )
+
+
+def _read(path: str, own: Engine, asked: Request, gpu: str, world_size: int | None) -> CheckedFile:
+    """Return the file of an engine as `autopar check` reads it."""
+    lengths, batches = asked.inputs.seq_length or (None,), asked.degrees.micro_batch_size or (None,)
+    return read_checked(
+        path,
+        world_size=world_size,
+        gpu=gpu,
+        model=asked.inputs.model,
+        seq_length=lengths[0],
+        micro_batch=batches[0] if own.asks_for_batch else None,
+        global_batch=asked.options.settle_bsz if own.asks_for_batch else None,
+        precision="bf16" if own.asks_for_batch and asked.degrees.precision == ("bf16",) else None,
+        ignored=asked.inputs.check_ignore or (),
+    )
+
+
+def with_cluster(path: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options whose hardware, a card alone, has the GPUs of an engine's file.
+
+    Options with a size of the cluster, and those for other files, are returned as they are.
+    """
+    from autopar.rates.card import load_card
+
+    card = raw.get("hardware")
+    if (
+        not isinstance(card, str)
+        or {"nodes", "gpus-per-node", "gpus"} & raw.keys()
+        or not is_bare_card(card)
+        or not holds_launch(path)
+        or (path.endswith(".json") and is_launch(path))
+    ):
+        return dict(raw)
+    asked = build_request({name: value for name, value in raw.items() if name != "hardware"})
+    device = load_card(card)
+    file = _read(path, engine_of(launch_file(path)), asked, device.gpu, None)
+    world_size = file.world_size
+    each = file.gpus_per_node or min(device.max_gpus_per_node, world_size)
+    return {**raw, "hardware": card_with_shape(card, file.num_nodes, each, world_size)}
 
 
 def holds_launch(path: str) -> bool:

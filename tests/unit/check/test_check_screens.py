@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from search.commands import check
+from search.commands import check, compare, explain, export
 from search.show.check import _row
 from tests.unit.check.test_check import LLAMA, MIXTURE, script, with_flags
 
@@ -62,3 +62,27 @@ def test_a_card_alone_has_the_gpus_of_the_file(
     shaped = capsys.readouterr().out.splitlines()
     assert alone[0].endswith(tuple(f"Megatron-LM on 64 {name}" for name in (card, "h100-80gb")))
     assert alone[:12] == shaped[:12]
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (explain.run, ()),
+        (compare.run, ("SCRIPT",)),
+        (export.run, ("--to", "megatron", "--allow-approx", "--out", "none")),
+        (export.run, ("--from", "megatron", "--out", "none")),
+    ],
+)
+def test_other_commands_take_a_card_alone_for_a_launch(
+    command: Callable[[Sequence[str]], int],
+    more: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They print what they print for the number of GPUs of the launch command."""
+    path = script(tmp_path, LLAMA)
+    words = [path, *(path if one == "SCRIPT" else one for one in more)]
+    assert command([*words, "--hardware", "h100"]) == 0
+    alone = capsys.readouterr().out
+    assert command([*words, "--hardware", "h100:8x8"]) == 0
+    assert alone.replace('"h100"', '"h100:8x8"') == capsys.readouterr().out
