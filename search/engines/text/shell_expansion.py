@@ -356,7 +356,12 @@ def _separators(ifs: str) -> re.Pattern[str] | None:
 
 def is_plain_list(piece: Piece) -> bool:
     """Return True for `$@` and `${NAME[@]}` without an operator."""
-    return piece.text[-4:] in ("${@}", "[@]}") or piece.text[-2:] == "$@"
+    return re.fullmatch(rf"\$@|\$\{{(@|{NAME}\[@\])\}}", piece.text) is not None
+
+
+def is_list(piece: Piece) -> bool:
+    """Return True for `$@` and `${NAME[@]}`, also with an operator."""
+    return re.match(rf"\$@|\$\{{!?(@|{NAME}\[@\])", piece.text) is not None
 
 
 def split_at(value: str, ifs: str) -> list[str | None]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from search.engines.text.shell_arithmetic import OpenSumError, WrongSumError, check_sum, sum_of
-from search.engines.text.shell_expansion import Words, is_plain_list
+from search.engines.text.shell_expansion import Words, is_list
 from search.engines.text.shell_patterns import Matcher, Pattern, UnreadPatternError, glob_pattern
 from search.engines.text.shell_syntax import Assignment, assignment_of, scanner_of
 from search.engines.text.shell_values import Hole, Open, Shell, Variable, is_open
@@ -488,7 +488,7 @@ class Expansion(Words):
             if len(items) > 1:
                 self.needs_blank(shell, piece.text)
             return items, star
-        if piece.quoted and any(map(is_plain_list, word.pieces)):
+        if piece.quoted and any(map(is_list, word.pieces)):
             return [self.unread(piece.text)], False  # a list among other text
         if piece.quoted or not any(p.quoted for p in word.pieces):
             return [self._text(shell, word)], False

@@ -7,7 +7,7 @@ between the branches of conditions known only at run time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -696,9 +696,7 @@ class Statements(Conditions):
             for key in items:
                 found = {table[key] for table in tables}
                 if len(found) > 1:
-                    holes = [hole for text in found for hole in self.holes.of(text)]
-                    many = any(hole.many or hole.refused for hole in holes)
-                    many = many or any(self._split_up(shell, text) for text in found)
+                    many = self._may_be_many(shell, found)
                     items[key] = self.hole(f"${{{name}[{key}]}}", why=why, many=int(many))
             value: Any = items
         elif tables:
@@ -706,14 +704,20 @@ class Statements(Conditions):
             marks = marks.replace("a", "").replace("A", "")
         else:
             texts = [one.value or "" for one in held]
-            many = any(self._split_up(shell, str(text)) for text in texts)
-            holes = [hole for text in texts for hole in self.holes.of(str(text))]
-            many = many or any(hole.many or hole.refused for hole in holes)
+            many = self._may_be_many(shell, map(str, texts))
             # `eval` and `bash -c` would expand such a text once more.
             many = many or any(re.search(r"[$`\\'\"{;&|<>()]", str(text)) for text in texts)
             unset = any(one.value is None for one in held)
             value = self.holes.character(Hole(f"${name}", why, int(many), unset=unset))
         shell.variables[name] = Variable(value, marks)
+
+    def _may_be_many(self, shell: Shell, texts: Iterable[str]) -> bool:
+        """Return True if one of several unquoted texts may be no word or several."""
+        return any(
+            self._split_up(shell, text)
+            or any(hole.many or hole.refused for hole in self.holes.of(text))
+            for text in texts
+        )
 
     def _split_up(self, shell: Shell, text: str) -> bool:
         """Return True if an unquoted text becomes no word or several, by this IFS or the usual."""

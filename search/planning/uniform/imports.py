@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command.answers import OUTPUTS
+from autopar.command.dialect import own_names
 from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
@@ -38,7 +39,7 @@ from search.engines.table import engine_of, engine_space, launch_file, read_chec
 from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
 from search.request.profiles import card_with_shape, is_bare_card, named_card
-from search.request.request import Request, build_request
+from search.request.request import ROWS, Request, build_request
 
 
 def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredRun:
@@ -107,6 +108,7 @@ def with_cluster(path: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     from autopar.rates.card import load_card
 
+    raw = own_names(raw, ROWS)
     card = raw.get("hardware")
     if (
         not isinstance(card, str)

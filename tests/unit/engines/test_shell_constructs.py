@@ -174,6 +174,7 @@ def test_words_that_only_running_counts_are_refused(text: str) -> None:
         ("A='--a 2'; B=$(date); python x.py --a ${A%%*$B*}\n", "`${A%%*$B*}`"),
         ("A='--a 2'; B=$(date); python x.py --a ${A/$B/x}\n", "`${A/$B/x}`"),
         ('set -- \'\' b; python x.py --a "${1:-"c $@"}"\n', '`${1:-"c $@"}`'),
+        ('P=(a b); python x.py --a "${1:-"c ${P[@]^^}"}"\n', '`${1:-"c ${P[@]^^}"}`'),
         ("shopt -s nullglob; P=(*.x); python x.py --a ${!P[@]}\n", "`${!P[@]}`"),
         ("A=$(exec > x.log; echo b); python x.py --a $A\n", "`$(exec > x.log; echo b)`"),
     ],
