@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,9 @@ def words_of_row(line: int) -> list[str]:
     assert model is not None, row["model"]
     words = ["-m", model.split("_")[0], "-mr", model, "-c", dtype_of(row)]
     words += ["-g", CARDS[row["gpu_type"]].split("-")[0], "-ng", row["num_gpus"]]
+    container = re.search(r"2[0-9]\.[0-9]{2}", row["source"])
+    if container is not None:
+        words += ["-i", f"nvcr.io/nvidia/nemo:{container[0]}", "-cv", "v2"]
     columns = (("-sl", "seq"), ("-gb", "global_batch"), ("-mb", "micro_batch"), ("-tp", "tp"),
                ("-pp", "pp"), ("-cp", "cp"))  # fmt: skip
     for flag, column in columns:

@@ -73,7 +73,7 @@ ENGINES: tuple[Engine, ...] = (
     Engine(
         name="megatron-bridge",
         title="Megatron-Bridge",
-        forms="script of its launchers, overrides or YAML",
+        forms="script of its launchers, recipe in Python, overrides or YAML",
         owns=function_of("bridge.read.is_bridge"),
         read=function_of("bridge.check.read"),
         card=function_of("bridge.check.card"),
@@ -169,7 +169,7 @@ def engine_of(source: Configuration) -> Engine:
     Raises DocumentError if no engine recognises the file, or if it is of an engine that is not
     read or of a program that does not train (`search.engines.text.others`).
     """
-    from search.engines.text import problem_of
+    from search.engines.text import problem_of, refuse_other
 
     problem = problem_of(source)
     if problem is None and source.command is not None and not source.command.program:
@@ -179,6 +179,8 @@ def engine_of(source: Configuration) -> Engine:
         raise DocumentError(source.path, problem)
     readers = _readers()
     found = next((one for one in readers if one.owns is not None and one.owns(source)), None)
+    if found is None and source.python is not None:
+        refuse_other(source.path)
     if found is None:
         problem = _problem_of_script(source.path) if source.command is not None else None
         if problem is not None:

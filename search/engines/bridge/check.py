@@ -119,6 +119,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     found, said = ReadResult(), list[Notice]()
     if file.unpriced is not None:
         said.append(replace(_fact("unpriced", "not priced", file.unpriced), withdraws=BOTH))
+    elif file.unknown:
+        remedy = "Write the value into the file"
+        rows = (_fact("unknown", "not understood", text, remedy) for text in file.unknown)
+        said += [replace(one, withdraws=BOTH) for one in rows]
     else:
         # A known recipe has all sizes. Others are in Python, or in a file that this one changes.
         named = file.recipe.model is not None
@@ -317,7 +321,10 @@ def _line(file: BridgeFile, key: str, value: str | None) -> str:
         return key
     if key.startswith("-"):
         return f"{key} {value}"
-    return f"{key}: {value}" if file.is_document else f"{key}={value}"
+    return f"{key}{_BETWEEN[file.form]}{value}"
+
+
+_BETWEEN = {"script": "=", "document": ": ", "python": " = "}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -379,7 +386,7 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
     for key, value in left.items():
         if key != _LAYOUT and value == file.recipe.settings.get(key):
             continue  # the recipe sets this value already
-        flag = None if file.is_document or file.recipe.kind != "performance" else _NEW.get(key)
+        flag = None if file.form != "script" or file.recipe.kind != "performance" else _NEW.get(key)
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)
     # -tp also sets sequence parallelism, which then needs no separate setting.

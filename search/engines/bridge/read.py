@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import field
 
@@ -40,7 +40,9 @@ from search.engines.bridge.recipes import (
     named_recipe,
     performance_recipe,
     precision_settings,
+    release_of,
 )
+from search.engines.bridge.source import is_source, read_source
 from search.engines.megatron.read import ReadRun, read_run
 from search.engines.megatron.rules import ADAPTERS
 from search.engines.space import refuse_adapters
@@ -71,7 +73,7 @@ class BridgeFile(Record):
     given: tuple[GivenSetting, ...]
     """Settings in order of precedence; later ones override earlier ones."""
     world_size: int | None
-    is_document: bool
+    form: Literal["script", "document", "python"]
     is_whole: bool = False
     """True if the file is a dump of a complete `ConfigContainer` instead of overrides."""
     gpu: str | None = None
@@ -80,6 +82,8 @@ class BridgeFile(Record):
     """Launcher arguments without settings that do not select the recipe or the machine."""
     notes: tuple[str, ...] = ()
     unpriced: str | None = None
+    unknown: tuple[str, ...] = ()
+    """Sentences on what a Python file sets only when it runs."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -158,6 +162,8 @@ _LAYOUT = "model.pipeline_model_parallel_layout"
 def is_bridge(source: Configuration) -> bool:
     """Return whether a script or document is of Megatron-Bridge."""
     command = source.command
+    if source.python is not None:
+        return is_source(source.python)
     if command is None:
         keys = _flattened(_container(source.document))
         return len(keys.keys() & KEYS) >= 2 or _is_whole(source.document)
@@ -174,9 +180,30 @@ def is_bridge(source: Configuration) -> bool:
 
 def read_bridge(source: Configuration) -> BridgeFile:
     """Return the content of a Megatron-Bridge file; problems are in the result and not raised."""
+    if source.python is not None:
+        return _python(source, source.python)
     if source.command is None:
         return _document(source)
     return _command(source, source.command)
+
+
+def _python(source: Configuration, text: str) -> BridgeFile:
+    found = read_source(source.path, text)
+    given = [GivenSetting(spelled=key, value=repr(value), settings={key: value})
+             for key, value in found.own.items()]  # fmt: skip
+    packed = found.own.get(PACKS, found.recipe.settings.get(PACKS))
+    return BridgeFile(
+        recipe=found.recipe,
+        given=tuple(given),
+        world_size=None,
+        form="python",
+        notes=found.recipe.notes,
+        unpriced=f"samples are packed, which is not counted: set {PACKS} to False"
+        if packed
+        else None,
+        unknown=found.unknown,
+        environment=found.environment,
+    )
 
 
 def _override(word: str) -> re.Match[str] | None:
@@ -225,7 +252,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             known = name in ARGUMENTS if row is None else row.is_off(values)
             ignored.append(_ignored(spelled, values, row, known))
     own = {key: value for one in (*given, *others) for key, value in one.settings.items()}
-    recipe, notes, unpriced = _recipe_of(text, command.program, frozenset(own))
+    recipe, notes, unpriced = _recipe_of(text, command.program)
     if unpriced is None and own.get(PACKS, recipe.settings.get(PACKS)):
         unpriced = f"{recipe.name} packs samples, which are not counted: add {PACKS}=false"
     gpu = text.get("gpu")
@@ -234,7 +261,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         recipe=recipe,
         given=(),
         world_size=_world(text, source.world_size),
-        is_document=False,
+        form="script",
         gpu=gpu or (flat[1] if flat is not None else None),
         ignored=tuple(ignored),
         notes=(*notes, *recipe.notes, *source.notes),
@@ -281,23 +308,22 @@ _DETERMINISTIC = {
 """Environment variables that `--deterministic` sets (`apply_determinism_overrides`)."""
 
 
-def _recipe_of(
-    text: Mapping[str, str], program: str, own: frozenset[str]
-) -> tuple[Recipe, tuple[str, ...], str | None]:
+def _recipe_of(text: Mapping[str, str], program: str) -> tuple[Recipe, tuple[str, ...], str | None]:
     """Return (recipe of a command, notes on assumptions, reason why it cannot be priced or None).
 
-    text : values of arguments by long name. program : path of the launcher. own : dotted keys that
-    the command sets, whose values in the recipe do not matter.
+    text : values of arguments by long name. program : path of the launcher.
     """
-    task = text.get("task", text.get("mode", "pretrain"))
+    release = release_of(text.get("container_image", ""))
+    asked = text.get("task", text.get("mode", "pretrain"))
+    task = {"lora": "peft", "finetune": "sft"}.get(asked, asked)
     unpriced = None
-    if task not in ("pretrain", "lora") or (task == "lora" and "recipe" not in text):
-        unpriced = f"--task {task} trains adapters or task samples, whose memory is unknown"
+    if task not in ("pretrain", "sft", "peft"):
+        unpriced = f"--task {asked} is not priced"
     if text.get("domain", "llm") != "llm":
         unpriced = f"--domain {text['domain']} has models that are not text decoders"
     if "recipe" in text or "model" in text:
-        name = text.get("recipe", f"{text.get('model', '')}_pretrain_config")
-        recipe = named_recipe(name.rpartition(".")[2])
+        name = text.get("recipe", f"{text.get('model', '')}_{task}_config")
+        recipe = named_recipe(name.rpartition(".")[2], release)
         if recipe.kind == "tuning" and not recipe.settings and unpriced is None:
             unpriced = f"{name} trains adapters or task samples, whose memory is unknown"
         return recipe, (), unpriced
@@ -315,14 +341,19 @@ def _recipe_of(
             notes.append(f"recipe from the name of the program: {recipe.name}")
         return recipe, tuple(notes), unpriced
     if "use_recipes" in text:
-        return named_recipe(f"{model}_pretrain_config"), (), unpriced
+        return named_recipe(f"{model}_{task}_config", release), (), unpriced
     precision = text.get("compute_dtype", "bf16").lower()
     if precision == "fp8":
         precision = f"fp8_{text.get('fp8_recipe', 'ds')}"
     gpu = text.get("gpu", "h100").lower()
     if "gpu" not in text:
         notes.append("--gpu not given; using the recipe of h100")
-    recipe = performance_recipe(model.lower(), gpu, precision, text.get("config_variant"), own=own)
+    variant = text.get("config_variant")
+    variant = None if variant is None else variant.lower()
+    recipe = performance_recipe(model.lower(), gpu, precision, variant, task=task, release=release)
+    if recipe.model is None and not recipe.settings:
+        unpriced = unpriced or recipe.notes[0]
+        recipe = replace(recipe, notes=())
     return recipe, tuple(notes), unpriced
 
 
@@ -350,7 +381,7 @@ def _document(source: Configuration) -> BridgeFile:
         recipe=recipe,
         given=tuple(given),
         world_size=None,
-        is_document=True,
+        form="document",
         is_whole=whole,
         notes=(*notes, *recipe.notes),
     )

@@ -12,15 +12,22 @@ Keys are fields of `ConfigContainer`, such as `model.tensor_model_parallel_size`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from autopar.records import Record
+import msgspec
+from msgspec import field
+
+from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.strategy import Strategy
-from search.engines.bridge.presets import Preset, preset_of, preset_variants
 from search.engines.huggingface.architectures import architecture, architecture_names
 
+DATA = Path(__file__).with_name("recipes.json")
+LIBRARY = "recipes."
+"""Prefix of a library recipe that has the name of a performance recipe."""
 Settings = dict[str, Any]
 """Values by dotted key; None means `null`."""
 
@@ -70,16 +77,6 @@ _OFF: Mapping[str, Any] = {
     "grad_reduce_in_fp32": True,
 }
 """Defaults of `MixedPrecisionConfig`."""
-_DTYPES = {
-    "bf16": "bf16_mixed",
-    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8_cs": "bf16_with_fp8_current_scaling_mixed",
-    "fp8_mx": "bf16_with_mxfp8_mixed",
-    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
-    "fp8_ss": "bf16_with_fp8_subchannel_scaling_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
-}
-"""Precision in the names of performance recipes -> name of the mixed-precision recipe."""
 
 
 def precision_settings(name: str) -> Settings | None:
@@ -91,232 +88,173 @@ def precision_settings(name: str) -> Settings | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Library recipes.
+# Recipes by name, of the releases in `recipes.json`.
 
 
-_COMMON: Mapping[str, Any] = {
-    "train.global_batch_size": 32,
-    "train.micro_batch_size": 2,
-    "model.seq_length": 4096,
-    "model.tensor_model_parallel_size": 1,
-    "model.pipeline_model_parallel_size": 1,
-    "model.context_parallel_size": 1,
-    "model.sequence_parallel": False,
-    "model.cross_entropy_loss_fusion": True,
-    "model.cross_entropy_fusion_impl": "te",
-    "ddp.use_distributed_optimizer": True,
-    "ddp.overlap_grad_reduce": True,
-    "ddp.overlap_param_gather": True,
-    "dataset.skip_getting_attention_mask_from_dataset": True,
-}
-"""Settings of `_pretrain_common` in `recipes/common.py`, and those that all models share."""
+class _Row(Record):
+    """Recipe in the file: its differences from another one."""
+
+    hub: str | None = None
+    """Name of the model on the Hugging Face hub; None: the recipe sets its sizes."""
+    gpus: int | None = None
+    """Number of GPUs of a performance recipe; None: a library recipe."""
+    like: str | None = None
+    """`RELEASE/NAME` of a recipe before it whose settings this one has; None: no other."""
+    without: tuple[str, ...] = ()
+    """Keys of that recipe that this one does not set."""
+    settings: Settings = field(default_factory=dict)
+
+
+@cache
+def _rows() -> dict[str, dict[str, _Row]]:
+    """Return recipes by release, newest first, and name."""
+    return msgspec.json.decode(DATA.read_bytes(), type=dict[str, dict[str, _Row]])
+
+
+def releases() -> tuple[str, ...]:
+    """Return the releases of Megatron-Bridge whose recipes are known, newest first."""
+    return tuple(_rows())
+
+
+def _settings_of(release: str, name: str) -> Settings:
+    row = _rows()[release][name]
+    if row.like is None:
+        return {**row.settings}
+    found = _settings_of(*row.like.split("/"))
+    return {**{key: found[key] for key in found if key not in row.without}, **row.settings}
+
+
+PACKS = "dataset.enable_offline_packing"
+"""Key of packed samples, which all recipes for fine-tuning have."""
 _OF_EXPERTS: Mapping[str, Any] = {
     "model.expert_tensor_parallel_size": 1,
     "model.moe_token_dispatcher_type": "alltoall",
     "model.moe_permute_fusion": True,
     "model.moe_grouped_gemm": True,
 }
-
-
-def _degrees(
-    tp: int, pp: int, cp: int, batch: int, seq: int, *, vp: int | None = None, **more: Any
-) -> Settings:
-    return {
-        "model.tensor_model_parallel_size": tp,
-        "model.pipeline_model_parallel_size": pp,
-        "model.virtual_pipeline_model_parallel_size": vp,
-        "model.context_parallel_size": cp,
-        "model.sequence_parallel": tp > 1,
-        "model.seq_length": seq,
-        "train.global_batch_size": batch,
-        "train.micro_batch_size": 1,
-        **{key.replace("__", "."): value for key, value in more.items()},
-    }
-
-
-def _plain(tp: int, pp: int, **more: Any) -> Settings:
-    """Return the settings of a recipe that overrides only degrees of `_pretrain_common`."""
-    found = _degrees(tp, pp, 1, 32, 4 * _K, **more)
-    return {**found, "model.sequence_parallel": False, "train.micro_batch_size": 2}
-
-
-_OVERLAP: Mapping[str, Any] = {"comm_overlap__tp_comm_overlap": True}
-_FLEX: Mapping[str, Any] = {"model__moe_token_dispatcher_type": "flex"}
-_ENDS: Mapping[str, Any] = {
-    "model__account_for_embedding_in_pipeline_split": True,
-    "model__account_for_loss_in_pipeline_split": True,
-}
-_K = 1024
-_LIBRARY: Mapping[str, Settings] = {
-    "llama32_1b": _degrees(1, 1, 1, 512, 8 * _K),
-    "llama32_3b": _degrees(1, 1, 1, 512, 8 * _K),
-    "llama3_8b": _degrees(1, 1, 2, 512, 8 * _K),
-    "llama3_8b_16k": _degrees(4, 2, 2, 512, 16 * _K),
-    "llama3_8b_64k": _degrees(4, 2, 4, 512, 64 * _K),
-    "llama31_8b": _degrees(1, 1, 2, 512, 8 * _K),
-    "llama3_70b": _degrees(4, 4, 2, 512, 8 * _K, vp=5, **_OVERLAP),
-    "llama3_70b_16k": _degrees(8, 2, 2, 512, 16 * _K, **_OVERLAP),
-    "llama3_70b_64k": _degrees(8, 4, 8, 512, 64 * _K, **_OVERLAP),
-    "llama31_70b": _degrees(4, 4, 2, 512, 128 * _K, vp=5, **_OVERLAP),
-    "llama31_405b": _degrees(8, 8, 4, 512, 128 * _K, vp=2, **_OVERLAP, **_ENDS),
-    "qwen3_600m": _plain(1, 1),
-    "qwen3_1p7b": _plain(1, 1),
-    "qwen3_4b": _plain(2, 1),
-    "qwen3_8b": _plain(4, 1),
-    "qwen3_14b": _plain(8, 1),
-    "qwen3_32b": _plain(
-        8, 2, model__recompute_granularity="full", model__recompute_method="uniform",
-        model__recompute_num_layers=1,
-    ),
-    "qwen3_30b_a3b": _degrees(
-        1, 1, 1, 1024, 4 * _K, model__expert_model_parallel_size=16, **_FLEX, **_OVERLAP,
-        model__moe_flex_dispatcher_backend="hybridep",
-        mixed_precision__grad_reduce_in_fp32=False,
-        model__cuda_graph_impl="transformer_engine",
-        model__cuda_graph_scope=["moe_router", "moe_preprocess"],
-    ),
-    "qwen3_235b_a22b": _degrees(
-        4, 16, 2, 32, 4 * _K, model__expert_model_parallel_size=8, **_FLEX, **_ENDS,
-        model__moe_flex_dispatcher_backend="deepep",
-    ),
-    "deepseek_v3": _degrees(
-        2, 16, 1, 4 * _K, 4 * _K, model__expert_model_parallel_size=64, **_FLEX,
-        model__moe_flex_dispatcher_backend="hybridep",
-        mixed_precision__grad_reduce_in_fp32=False,
-        comm_overlap__tp_comm_overlap=False,
-        optimizer__use_precision_aware_optimizer=True,
-        optimizer__exp_avg_dtype="bfloat16", optimizer__exp_avg_sq_dtype="bfloat16",
-    ),
-    "deepseek_v3_32nodes": _degrees(
-        2, 8, 1, 4 * _K, 4 * _K, model__expert_model_parallel_size=32, **_FLEX,
-        model__moe_flex_dispatcher_backend="hybridep",
-        mixed_precision__grad_reduce_in_fp32=False,
-        comm_overlap__tp_comm_overlap=False,
-        optimizer__use_precision_aware_optimizer=True,
-        optimizer__exp_avg_dtype="bfloat16", optimizer__exp_avg_sq_dtype="bfloat16",
-        model__recompute_granularity="full", model__recompute_method="uniform",
-        model__recompute_num_layers=1,
-    ),
-    "gpt_oss_20b": _degrees(
-        2, 4, 1, 512, 4 * _K, model__expert_model_parallel_size=4,
-        model__cross_entropy_fusion_impl="native",
-    ),
-    "gpt_oss_120b": _degrees(
-        2, 4, 1, 512, 4 * _K, model__expert_model_parallel_size=16,
-        model__cross_entropy_fusion_impl="native",
-    ),
-}  # fmt: skip
-"""NAME -> settings of the recipe function `NAME_pretrain_config`."""
-
-
-def _tuned(
-    tp: int = 1, pp: int = 1, *, batch: int = 8, seq: int = 2 * _K, rank: int = 32, **more: Any
-) -> Settings:
-    """Return the settings of a recipe for adapters, those of `_peft_common` included."""
-    return {
-        **_degrees(tp, pp, 1, batch, seq, **more),
-        "model.sequence_parallel": "ddp__overlap_grad_reduce" in more,
-        "model.cross_entropy_loss_fusion": True,
-        "model.cross_entropy_fusion_impl": "native",
-        "dataset.seq_length": seq,
-        "dataset.skip_getting_attention_mask_from_dataset": True,
-        PACKS: True,
-        "peft.dim": rank,
-        "peft.target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
-        "peft.dropout": 0.0,
-        **{key.replace("__", "."): value for key, value in more.items() if key != "vp"},
-    }
-
-
-PACKS = "dataset.enable_offline_packing"
-"""Key of packed samples, which all recipes for adapters have."""
-_NARROW: Mapping[str, Any] = {"peft__target_modules": ["linear_qkv", "linear_proj"]}
-_SHARDED: Mapping[str, Any] = {
-    f"ddp__{name}": True
-    for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
-}
-_TUNED: Mapping[str, Settings] = {
-    "llama32_1b": _tuned(seq=4 * _K),
-    "llama32_3b": _tuned(seq=4 * _K),
-    "llama3_8b": _tuned(seq=4 * _K, rank=8),
-    "llama31_8b": _tuned(seq=4 * _K, rank=8),
-    "llama3_70b": _tuned(8, seq=4 * _K, rank=16),
-    "llama31_70b": _tuned(8, seq=4 * _K, rank=16),
-    "llama31_405b": _tuned(
-        4, 8, vp=8, batch=32, rank=16, model__sequence_parallel=True, **_ENDS,
-        mixed_precision__grad_reduce_in_fp32=False, peft__target_modules=["linear_qkv"],
-        comm_overlap__tp_comm_overlap=False,
-    ),
-    "qwen25_7b": _tuned(batch=128),
-    "qwen25_72b": _tuned(8, batch=128),
-    "qwen3_600m": _tuned(),
-    "qwen3_1p7b": _tuned(),
-    "qwen3_4b": _tuned(),
-    "qwen3_8b": _tuned(batch=32, rank=8, ddp__use_distributed_optimizer=True, **_NARROW),
-    "qwen3_14b": _tuned(),
-    "qwen3_32b": _tuned(
-        model__recompute_granularity="full", model__recompute_method="uniform",
-        model__recompute_num_layers=1,
-    ),
-    "qwen3_30b_a3b": _tuned(
-        4, batch=32, rank=8, model__expert_model_parallel_size=4, **_NARROW, **_SHARDED,
-        model__cross_entropy_fusion_impl="te",
-    ),
-    "qwen3_235b_a22b": _tuned(
-        4, 4, batch=32, rank=8, model__expert_model_parallel_size=4, **_NARROW, **_SHARDED,
-        **_ENDS, model__cross_entropy_fusion_impl="te",
-    ),
-    "gpt_oss_20b": _tuned(batch=128),
-    "gpt_oss_120b": _tuned(batch=128, model__expert_model_parallel_size=8),
-}  # fmt: skip
-"""NAME -> settings of the recipe function `NAME_peft_config`."""
-_ADAPTING = re.compile(r"(?P<model>\w+)_peft_config")
-_NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
+"""Settings of models with experts that their providers make."""
 _FLAT = re.compile(
-    r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
+    r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft)_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
     r"(?P<dtype>bf16|fp8[a-z]{2}|nvfp4)(?:_(?P<variant>\w+?))?_config"
 )
 _TUNING = re.compile(r"\w*_(sft|peft|lora|dora|finetune|dpo|distill)(_\w+)?")
 
 
-def named_recipe(name: str) -> Recipe:
+_CONTAINERS = {"26.08": "0.6", "26.06": "0.5", "26.04": "0.4", "26.02": "0.3"}
+"""Tag of the NeMo container -> the release of Megatron-Bridge in it."""
+
+
+def release_of(image: str) -> str | None:
+    """Return the release in a container such as `nvcr.io/nvidia/nemo:26.04.01`; None: unknown.
+
+    Containers before 26.02 have releases without data, for which the oldest one stands.
+    """
+    tag = re.search(r"nemo:([0-9]{2}\.[0-9]{2})", image)
+    if tag is None or tag[1] > max(_CONTAINERS):
+        return None
+    own = _CONTAINERS.get(tag[1], min(_CONTAINERS.values()))
+    return next((one for one in releases() if one.startswith(f"{own}.")), None)
+
+
+def _searched(release: str | None) -> Iterator[tuple[str, dict[str, _Row]]]:
+    """Yield releases with their recipes: the asked one, then the others, newest first."""
+    rows = _rows()
+    if release is not None:
+        yield release, rows[release]
+    yield from ((one, rows[one]) for one in rows if one != release)
+
+
+def named_recipe(name: str, release: str | None = None) -> Recipe:
     """Return a recipe by its function name, such as `llama3_8b_pretrain_config`.
 
-    A recipe of an unknown model is returned without model and settings.
+    release : release to prefer; None: the newest. A recipe that no known release has is returned
+    without model and settings. Where the library and the performance recipes have one name, it is
+    that of the performance recipe, but for fine-tuning (`load_recipe` of
+    `scripts/training/recipe_runner.py`); `LIBRARY` before the name asks for that of the library.
     """
-    adapting = _ADAPTING.fullmatch(name)
-    if adapting is not None and adapting["model"] in _TUNED:
-        model = adapting["model"]
-        found = {**(_model_settings(model) or {}), **_precision("bf16_mixed"), **_TUNED[model]}
-        return Recipe(name=name, model=model, kind="tuning", settings=found)
-    if _TUNING.fullmatch(name):
-        return Recipe(name=name, model=_model_in(name), kind="tuning", settings={})
-    flat = _FLAT.fullmatch(name)
-    if flat is not None:
-        dtype = flat["dtype"]
-        return performance_recipe(
-            flat["model"],
-            flat["gpu"],
-            f"fp8_{dtype[3:]}" if dtype.startswith("fp8") else dtype,
-            flat["variant"],
-            name=name,
-            num_gpus=int(flat["gpus"]),
+    plain = name.removeprefix(LIBRARY)
+    names = (
+        [name] if name == plain and _TUNING.fullmatch(name) is None else [LIBRARY + plain, plain]
+    )
+    for one, rows in _searched(release):
+        for known in names:
+            if known in rows:
+                return _recipe(one, known, plain)
+    name = plain
+    row = _FLAT.fullmatch(name)
+    if row is not None:
+        dtype = row["dtype"]
+        precision = f"fp8_{dtype[3:]}" if dtype.startswith("fp8") else dtype
+        found = performance_recipe(
+            row["model"], row["gpu"], precision, row["variant"], task=row["task"], release=release
         )
-    plain = _NAMED.fullmatch(name)
-    model = plain["model"] + (plain["tail"] or "") if plain is not None else name
-    settings = _LIBRARY.get(model)
-    shape = model.removesuffix("_32nodes")
-    if settings is not None:
-        shape = re.sub(r"_[0-9]+k$", "", shape)
-    sizes = _model_settings(shape)
-    if sizes is None:
-        return Recipe(name=name, model=None, kind="library", settings={})
-    notes: tuple[str, ...] = ()
-    if settings is None:
-        text = f"settings of {name} apart from its model are unknown; using degrees 1 and batch "
-        notes = (text + "32 where the file does not set them",)
-    found = {**sizes, **_COMMON, **_precision("bf16_mixed"), **(settings or {})}
-    return Recipe(name=name, model=shape, kind="library", settings=found, notes=notes)
+        return found if found.model is None else _scaled(found, name, int(row["gpus"]))
+    kind: Literal["library", "tuning"] = "tuning" if _TUNING.fullmatch(name) else "library"
+    return Recipe(name=name, model=None, kind=kind, settings={})
+
+
+def _recipe(release: str, name: str, title: str | None = None, *, note: str = "") -> Recipe:
+    row = _rows()[release][name]
+    model = _architecture_of(row.hub, name)
+    own = _settings_of(release, name)
+    settings = {} if model is None else sizes_of(model)
+    if own.get("dataset.seq_length") is not None:
+        # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`.
+        settings["model.seq_length"] = own["dataset.seq_length"]
+    kind: Literal["library", "performance", "tuning"] = "library"
+    if row.gpus is not None:
+        kind = "performance"
+    elif _TUNING.fullmatch(name):
+        kind = "tuning"
+    return Recipe(
+        name=title or name,
+        model=model,
+        kind=kind,
+        settings={**settings, **own},
+        num_gpus=row.gpus,
+        notes=(note,) if note else (),
+    )
+
+
+def sizes_of(model: str) -> Settings:
+    """Return the settings that the provider of an architecture makes; empty: unknown name."""
+    found = {f"model.{key}": value for key, value in (architecture(model) or {}).items()}
+    return {**found, **_OF_EXPERTS} if "model.num_moe_experts" in found else found
+
+
+def _architecture_of(hub: str | None, name: str) -> str | None:
+    """Return the architecture of a recipe by the model on the hub; None: its sizes are unknown."""
+    model = None if hub is None else model_of(hub)
+    return model if model in architecture_names() else None
+
+
+def _scaled(recipe: Recipe, name: str, num_gpus: int) -> Recipe:
+    """Return a flat recipe for another number of GPUs, with the batch in proportion."""
+    own = recipe.num_gpus
+    batch = recipe.settings["train.global_batch_size"]
+    note = f"no release has {name}; using the recipe of {own} GPUs with its batch scaled"
+    assert own is not None, "a performance recipe has a number of GPUs"
+    settings = {**recipe.settings, "train.global_batch_size": batch * num_gpus // own}
+    notes = (*recipe.notes, note)
+    return replace(recipe, name=name, num_gpus=num_gpus, settings=settings, notes=notes)
+
+
+def model_of(hub: str) -> str:
+    """Return the name of an architecture for a name on the hub; it may not exist.
+
+    `meta-llama/Meta-Llama-3-8B` is `llama3_8b`, and `Qwen/Qwen3-30B-A3B` is `qwen3_30b_a3b`.
+    """
+    name = hub.rpartition("/")[2].lower().removeprefix("meta-")
+    for text, short in _SPELLINGS:
+        name = name.replace(text, short)
+    return name.replace("-", "_").replace(".", "p")
+
+
+_SPELLINGS = (
+    ("llama-3.", "llama3"), ("llama-3", "llama3"), ("llama-2", "llama2"), ("-hf", ""),
+    ("qwen2.5", "qwen25"), ("0.6b", "600m"), ("-instruct", ""), ("-base", ""),
+)  # fmt: skip
+"""Parts of names on the hub, and how recipes spell them."""
 
 
 def recipe_model(model: Model, name: str | None, *, tuned: bool = False) -> str | None:
@@ -325,7 +263,9 @@ def recipe_model(model: Model, name: str | None, *, tuned: bool = False) -> str 
     tuned : True for models with a recipe for adapters only.
     """
     named = None if name is None else name.replace("-", "_").replace(".", "p")
-    known = [one for one in architecture_names() if not tuned or one in _TUNED]
+    rows = _rows()[releases()[0]]
+    task = "peft" if tuned else "pretrain"
+    known = [one for one in architecture_names() if f"{one}_{task}_config" in rows]
     if named in known:
         return named
     return next((one for one in reversed(known) if _alike(architecture(one), model)), None)
@@ -343,31 +283,13 @@ def _alike(sizes: Settings | None, model: Model) -> bool:
     )
 
 
-def _model_in(text: str) -> str | None:
-    """Return the longest name of `architecture_names` in a text; None: no such name."""
-    return next((name for name in architecture_names() if name in text), None)
-
-
-def _model_settings(model: str) -> Settings | None:
-    sizes = architecture(model)
-    if sizes is None:
-        return None
-    found = {f"model.{key}": value for key, value in sizes.items()}
-    return {**found, **_OF_EXPERTS} if "num_moe_experts" in sizes else found
-
-
-def _precision(name: str) -> Settings:
-    found = precision_settings(name)
-    assert found is not None, "a recipe of ours"
-    return found
-
-
 # --------------------------------------------------------------------------------------------------
 # Performance recipes.
 
 
-_SEQ = {"llama": 8 * _K}
-"""Model family -> sequence length in tokens; 4,096 for other families."""
+_SMALLEST = ("llama3_8b", "nemotronh_56b", "qwen3_30b_a3b")
+"""Models whose recipe for the fewest GPUs is the default; others have that for the most GPUs.
+Source: `_DEFAULT_GPU_COUNT_OVERRIDES` of `scripts/performance/utils/utils.py` at v0.6.0."""
 
 
 def performance_recipe(
@@ -376,143 +298,42 @@ def performance_recipe(
     precision: str,
     variant: str | None,
     *,
-    name: str | None = None,
-    num_gpus: int | None = None,
-    own: frozenset[str] = frozenset(),
+    task: str = "pretrain",
+    release: str | None = None,
 ) -> Recipe:
     """Return the performance recipe for a model, a device and a precision.
 
-    variant : such as `v1`; None: the newest.
-    name, num_gpus : name of a flat recipe and the number of GPUs in it; None: not a flat recipe.
-    own : keys that the file sets. A note lists the variants unless they differ only in these.
+    variant : such as `v1` or `large_scale`; None: the default. Releases before 0.6 have variants v1
+        and v2; v2 is their default.
+    release : release to prefer; None: the newest.
+
+    A recipe that no known release has is returned without model and settings.
     """
-    title = name or f"{model} on {gpu} in {precision}"
-    sizes = _model_settings(model)
-    if sizes is None:
-        return Recipe(name=title, model=None, kind="performance", settings={})
-    settings = {**sizes, **_COMMON, **_precision(_DTYPES.get(precision, "bf16_mixed"))}
-    settings |= _benchmark(model, precision, gpu)
-    if precision == "bf16":
-        settings["optimizer.use_precision_aware_optimizer"] = True
-    if "model.num_moe_experts" in sizes:
-        settings["model.moe_router_force_load_balancing"] = True
-    # The library recipe sets the data types of Adam's moments.
-    settings |= {k: v for k, v in _LIBRARY.get(model, {}).items() if k.startswith("optimizer.")}
-    if "model.account_for_loss_in_pipeline_split" in _LIBRARY.get(model, {}):
-        settings |= {key.replace("__", "."): value for key, value in _ENDS.items()}
-    preset = preset_of(model, gpu, precision, variant)
-    if preset is None:
-        known = ", ".join(preset_variants(model, gpu, precision))
-        return Recipe(
-            name=title,
-            model=model,
-            kind="performance",
-            settings=settings,
-            notes=(
-                f"the preset of {title} is unknown"
-                + (f", known variants are {known}" if known else "")
-                + ": defaults are 1, and batch 32",
-            ),
-        )
-    settings |= _of_preset(preset)
-    variants = preset_variants(model, gpu, precision)
-    notes = list[str]()
-    others = [preset_of(model, gpu, precision, other) for other in variants]
-    left = [
-        {k: v for k, v in _of_preset(other).items() if k not in own}
-        for other in others
-        if other is not None
-    ]
-    if variant is None and any(one != left[0] for one in left):
-        notes.append(f"variants {', '.join(variants)} of {title}: using {preset.variant}")
-    # In a flat recipe for another number of GPUs, the batch is scaled in proportion.
-    if num_gpus is not None and num_gpus != preset.num_gpus:
-        settings["train.global_batch_size"] = preset.global_batch * num_gpus // preset.num_gpus
-        notes.append(f"{title} is the recipe of {preset.num_gpus} GPUs; its batch is scaled")
-    return Recipe(
-        name=title,
-        model=model,
-        kind="performance",
-        settings=settings,
-        num_gpus=num_gpus or preset.num_gpus,
-        notes=tuple(notes),
-    )
-
-
-def _benchmark(model: str, precision: str, gpu: str) -> Settings:
-    """Return the settings of `_benchmark_common` and those common to a model family."""
-    family = re.match("[a-z]+", model)
-    seq = _SEQ.get(family[0], 4 * _K) if family is not None else 4 * _K
-    # nvfp4, DeepSeek models, and Qwen3-235B on H100 run without TP overlap. With one tensor rank
-    # the setting has no effect.
-    overlap = precision != "nvfp4" and not model.startswith("deepseek")
-    overlap &= not (model == "qwen3_235b_a22b" and gpu == "h100")
-    return {
-        "model.seq_length": seq,
-        "model.should_pad_vocab": True,
-        "model.apply_rope_fusion": True,
-        "mixed_precision.grad_reduce_in_fp32": False,
-        "mixed_precision.first_last_layers_bf16": False,
-        "comm_overlap.tp_comm_overlap": overlap,
-        "train.train_iters": 50,
-    }
-
-
-def _of_preset(preset: Preset) -> Settings:
-    settings: Settings = {
-        "model.tensor_model_parallel_size": preset.tp,
-        "model.pipeline_model_parallel_size": preset.pp,
-        "model.context_parallel_size": preset.cp,
-        "model.virtual_pipeline_model_parallel_size": preset.vp,
-        "model.sequence_parallel": preset.tp > 1,
-        "train.global_batch_size": preset.global_batch,
-        "train.micro_batch_size": preset.micro_batch,
-    }
-    if preset.ep > 1 or preset.etp is not None:
-        settings |= {
-            "model.expert_model_parallel_size": preset.ep,
-            "model.expert_tensor_parallel_size": preset.etp,
-            "model.moe_flex_dispatcher_backend": preset.dispatcher,
-            "model.moe_token_dispatcher_type": "flex" if preset.dispatcher else "alltoall",
-        }
-    if preset.fsdp:
-        settings |= {
-            "ddp.use_megatron_fsdp": True,
-            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
-            "model.gradient_accumulation_fusion": False,
-        }
-    if preset.offload is not None:
-        settings |= {
-            "model.cpu_offloading": True,
-            "model.cpu_offloading_num_layers": preset.offload,
-        }
-    if preset.recompute_layers is not None:
-        settings |= {
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "block",
-            "model.recompute_num_layers": preset.recompute_layers,
-        }
-    if preset.recompute_modules:
-        settings |= {
-            "model.recompute_granularity": "selective",
-            "model.recompute_modules": list(preset.recompute_modules),
-        }
-    if preset.graphs is not None:
-        settings |= {
-            "model.cuda_graph_impl": preset.graphs,
-            "model.cuda_graph_scope": list(preset.graph_scope),
-        }
-    if preset.overlap_experts:
-        settings["comm_overlap.overlap_moe_expert_parallel_comm"] = True
-    if preset.layout is not None:
-        settings["model.pipeline_model_parallel_layout"] = preset.layout
-    if preset.fused_mlp:
-        settings["model.use_transformer_engine_op_fuser"] = True
-    if preset.fp8_attention:
-        settings["mixed_precision.fp8_dot_product_attention"] = True
-    if preset.fp8_head:
-        settings["model.fp8_output_proj"] = True
-    return settings
+    title = f"{model} on {gpu} in {precision}"
+    others = list[str]()
+    for one, rows in _searched(release):
+        found = [
+            (row["variant"], rows[name].gpus or 0, name)
+            for name in rows
+            if (row := _FLAT.fullmatch(name)) is not None
+            and rows[name].gpus is not None
+            and (row["model"], row["task"], row["gpu"]) == (model, task, gpu)
+            and row["dtype"] == precision.replace("_", "")
+        ]
+        others += [own for own, _, _ in found if own is not None and own not in others]
+        # v2 is v1 where a release has no v2.
+        default = None if variant is None and any(own is None for own, _, _ in found) else "v2"
+        wanted = variant or default
+        for alias in (wanted, "v1") if wanted == "v2" else (wanted,):
+            sizes = sorted((gpus, name) for own, gpus, name in found if own == alias)
+            if sizes:
+                chosen = sizes[0 if model in _SMALLEST else -1][1]
+                note = f"{title}: the variant {alias} of Megatron-Bridge {one}" if alias else ""
+                return _recipe(one, chosen, title, note=note)
+    known = f"; its variants are {', '.join(sorted(others))}" if others else ""
+    newest = releases()[0]
+    note = f"no release of Megatron-Bridge up to {newest} has a recipe of {title}{known}"
+    return Recipe(name=title, model=None, kind="performance", settings={}, notes=(note,))
 
 
 # --------------------------------------------------------------------------------------------------

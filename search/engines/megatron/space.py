@@ -144,7 +144,10 @@ SPACE = EngineSpace(
     launch=_megatron,
     rules=SPACE_RULES,
     writable=TUNED,
-    said=lambda job: {"tuned": recipe_model(job.model, job.name, tuned=True) is not None},
+    said=lambda job: {
+        "tuned": job.training.lora_rank is None
+        or recipe_model(job.model, job.name, tuned=True) is not None
+    },
     left_out=(
         "CUDA graphs (memory not modelled)",
         "hierarchical context parallelism (--cp-comm-type a2a+p2p)",

@@ -16,6 +16,7 @@ from search.engines.text.files import (
     named_path,
     named_text,
     read_configuration,
+    refuse_other,
 )
 from search.engines.text.others import problem_of, problem_of_text
 from search.engines.text.shell import given_arguments, script_command
@@ -36,5 +37,6 @@ __all__ = [
     "problem_of",
     "problem_of_text",
     "read_configuration",
+    "refuse_other",
     "script_command",
 ]

@@ -33,6 +33,7 @@ from autopar.limits import (
     too_many_digits,
 )
 from autopar.records import Record, replace
+from search.engines.text.python import is_python
 from search.engines.text.shell import STARTED, script_command
 from search.engines.text.shell_values import (
     Budget,
@@ -270,6 +271,8 @@ class Configuration(Record):
     """Launcher, program and arguments of a script as written; None for a document."""
     document: Mapping[str, Any]
     """Keys and values of a document; empty for a script."""
+    python: str | None = None
+    """Text of a Python program; None for other files."""
     world_size: int | None = None
     """Number of processes that the script starts; None if not given."""
     num_nodes: int | None = None
@@ -332,13 +335,15 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=document, notes=tuple(notes))
     if path.suffix.lower() == ".toml":
         return Configuration(path=path, flags=None, document=_toml(text, path))
+    if path.suffix.lower() == ".py" and is_python(text):
+        return Configuration(path=path, flags=None, document={}, python=text)
     # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path, text=text).data)
     try:
         command, size = _sized(text, path, world_size, harmless)
     except DocumentError:
-        _refuse_other(path)
+        refuse_other(path)
         raise
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         if command.needs_arguments and _LAUNCHES.search(text.replace("\\\n", " ")):
@@ -347,7 +352,7 @@ def read_configuration(
                 "starts nothing without its arguments",
                 remedy=with_arguments(command.needs_arguments),
             )
-        _refuse_other(path)
+        refuse_other(path)
         if command.ended:
             raise DocumentError(
                 path,
@@ -393,7 +398,7 @@ _OTHERS = {
 """Files that are no launch files, by suffix; scripts with these suffixes are read all the same."""
 
 
-def _refuse_other(path: Path) -> None:
+def refuse_other(path: Path) -> None:
     """Raise DocumentError for a file that the shell cannot run, if its suffix tells what it is."""
     kind = _OTHERS.get(path.suffix.lower())
     if kind is not None:

@@ -13,7 +13,7 @@ from autopar.price.assessment import assess
 from autopar.price.step import step_time
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import run_of
-from search.engines.bridge.presets import preset_of
+from search.engines.bridge.recipes import performance_recipe
 from tests.bridge_cases import (
     CARDS,
     MODELS,
@@ -130,11 +130,14 @@ def test_presets_are_what_was_published() -> None:
         if not newest or model is None or row["notes"] in ("SFT", "LoRA"):
             continue
         gpu = CARDS[row["gpu_type"]].split("-")[0]
-        preset = preset_of(model, gpu, dtype_of(row), None)
-        assert preset is not None, row
+        recipe = performance_recipe(model, gpu, dtype_of(row), "v2")
+        assert recipe.model is not None, row
         compared += 1
-        ours = (preset.num_gpus, preset.global_batch, preset.micro_batch, preset.tp, preset.pp,
-                preset.cp, preset.vp or 1, preset.ep)  # fmt: skip
+        keys = ("train.global_batch_size", "train.micro_batch_size",
+                *(f"model.{name}_parallel_size" for name in (
+                    "tensor_model", "pipeline_model", "context", "virtual_pipeline_model",
+                    "expert_model")))  # fmt: skip
+        ours = (recipe.num_gpus, *(recipe.settings[key] or 1 for key in keys))
         columns = ("num_gpus", "global_batch", "micro_batch", "tp", "pp", "cp", "vpp", "ep")
         if ours != tuple(int(row[column]) for column in columns):
             others[line] = ours
@@ -147,18 +150,21 @@ def test_a_recipe_alone_says_it_all(tmp_path: Path) -> None:
     """A published row is what its recipe sets; of twice the GPUs the batch is twice as large."""
     short = spread("-m llama -mr llama3_70b -g h100 -c fp8_cs")
     explicit = checked(tmp_path, words_of_row(140)).run
-    for words in (short, [*short, "-cv", "v2"]):
-        assert checked(tmp_path, [*words, "-ng", "64"]).run == explicit
-    doubled = checked(tmp_path, [*short, "-ng", "128"]).run
+    newest = [*short, "-ng", "64"]
     assert explicit is not None
+    for words in ([*newest, "-cv", "v2"], [*newest, "-i", "nvcr.io/nvidia/nemo:26.04"]):
+        assert checked(tmp_path, words).run == explicit
+    # Release 0.6 has one variant, which is v2.
+    assert checked(tmp_path, newest).run == explicit
+    assert texts(checked(tmp_path, newest)) == []
+    doubled = checked(tmp_path, [*short, "-ng", "128", "-cv", "v2"]).run
     assert doubled is not None
     assert (explicit.strategy.global_batch, doubled.strategy.global_batch) == (256, 512)
     older = checked(tmp_path, [*short, "-ng", "64", "-cv", "v1"])
     assert older.run is not None
     assert older.run.strategy.global_batch == 128
-    assert texts(older) == []
-    said = "variants v1, v2 of llama3_70b on h100 in fp8_cs: using v2"
-    assert texts(checked(tmp_path, [*short, "-ng", "64"])) == [said]
+    said = "llama3_70b on h100 in fp8_cs: the variant v1 of Megatron-Bridge 0.5.1"
+    assert texts(older) == [said]
     # family and size apart, as the first releases had them
     first = [
         "-m",

@@ -7,8 +7,6 @@ import pytest
 from autopar.run.run import Run
 from search.engines.bridge.read import run_of_settings
 from search.engines.bridge.recipes import (
-    _LIBRARY,
-    _TUNED,
     Recipe,
     layout_of,
     named_recipe,
@@ -17,7 +15,14 @@ from search.engines.bridge.recipes import (
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
+from search.engines.huggingface.architectures import architecture_names
 
+KNOWN = sorted(
+    name for name in architecture_names() if named_recipe(f"{name}_pretrain_config").model == name
+)
+TUNED = sorted(
+    name for name in architecture_names() if named_recipe(f"{name}_peft_config").model == name
+)
 PERFORMANCE = [
     ("llama3_70b", "h100", "bf16", 64),
     ("llama31_405b", "gb200", "fp8_cs", 128),
@@ -52,7 +57,7 @@ def check(run: Run, model: str, kind: str = "pretrain") -> None:
     assert f"--recipe {model}_{kind}_config" in found.files["bridge_overrides.sh"]
 
 
-@pytest.mark.parametrize("name", sorted(_LIBRARY))
+@pytest.mark.parametrize("name", KNOWN)
 def test_library_recipes_come_back(name: str) -> None:
     """Degrees, batch, overlaps and recomputation of a recipe, said again on top of it."""
     recipe = named_recipe(f"{name.removesuffix('_32nodes')}_pretrain_config")
@@ -70,7 +75,7 @@ def test_performance_recipes_come_back(model: str, gpu: str, precision: str, gpu
     check(of_recipe(performance_recipe(model, gpu, precision, None), gpus, gpu), model)
 
 
-@pytest.mark.parametrize("name", sorted(_TUNED))
+@pytest.mark.parametrize("name", TUNED)
 def test_recipes_for_adapters_come_back(name: str) -> None:
     """Rank, modules and samples as well, which other recipes do not have."""
     recipe = named_recipe(f"{name}_peft_config")

@@ -1,0 +1,345 @@
+"""Recipes of Megatron-Bridge in Python, read without executing them.
+
+A recipe is a function that returns a `ConfigContainer`. It starts from another recipe, such as
+`llama3_70b_pretrain_config`, or from a model of the Hugging Face hub, and assigns fields.
+`search.engines.text.python` evaluates the function; this module knows the parts of
+Megatron-Bridge that have no source there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from autopar.errors import DocumentError
+from autopar.records import Record
+from search.engines.bridge.keys import HARMLESS_KEYS, KEYS
+from search.engines.bridge.recipes import (
+    LIBRARY,
+    Recipe,
+    Settings,
+    model_of,
+    named_recipe,
+    precision_settings,
+    sizes_of,
+)
+from search.engines.huggingface.architectures import architecture
+from search.engines.text.python import (
+    Evaluator,
+    Module,
+    Named,
+    Section,
+    Sets,
+    TooLongError,
+    Unknown,
+    holds_unknown,
+)
+
+CONFIG = "ConfigContainer"
+_PACKAGE = "megatron.bridge"
+_BASE = "hf"
+"""Field of a provider: the name of its model on the hub."""
+_MODELS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
+_PROVIDERS = ("to_megatron_provider", "provider_bridge", "to_megatron_model")
+_STARTS = ("pretrain", "finetune")
+"""Functions that train a configuration."""
+_HARMLESS = ("finalize", "validate", "register_pre_wrap_hook")
+_FALSE = frozenset({"use_transformer_engine_op_fuser", "use_te_rng_tracker", "te_rng_tracker"})
+"""Fields that are False unless set, which recipes read."""
+_NONE = frozenset({"cuda_graph_impl", "mtp_num_layers", "num_moe_experts"})
+"""Fields of a model that are None unless set."""
+_SECTIONS = frozenset({
+    "checkpoint", "dist", "logger", "profiling", "rerun_state_machine", "rng", "scheduler",
+    "tokenizer", "validation",
+})  # fmt: skip
+"""Sections of `ConfigContainer` that exist without being set."""
+
+
+class BridgeKnown:
+    """What is known of Megatron-Bridge, for `Evaluator`."""
+
+    def __init__(
+        self,
+        source: Callable[[str], str | None],
+        recipe: Callable[[str], Section | None],
+    ) -> None:
+        """Take two functions: name of a module -> source, and name of a recipe -> its value."""
+        self._source = source
+        self._recipe = recipe
+        self.started: list[Section] = []
+        """Configurations that the file trains."""
+
+    def module(self, name: str) -> str | None:
+        """Return the source of a module by its dotted name; None: without source."""
+        return self._source(name)
+
+    def call(self, name: str, of: Any, words: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return the value of a call; NotImplemented: not known."""
+        last = name.rpartition(".")[2]
+        if last in _MODELS and words:
+            return Section("AutoBridge", {_BASE: words[0]})
+        if isinstance(of, Section) and last in _PROVIDERS:
+            return Section("GPTModelProvider", {_BASE: of.fields.get(_BASE)})
+        if last in _STARTS:
+            given = [one for one in (*words, *named.values()) if isinstance(one, Section)]
+            self.started += [one for one in given if one.name == CONFIG]
+            return None
+        if last in _HARMLESS:
+            return None
+        if last == "get_mixed_precision_config" and words:
+            return _precision(words[0])
+        if last == "get_rank_safe":
+            return 0
+        if last == "apply_flex_dispatcher_backend" and words and isinstance(words[0], Section):
+            return self._flex(words[0], named.get("moe_flex_dispatcher_backend", [*words, None][1]))
+        library = f"{_PACKAGE}.{LIBRARY}" in name
+        wanted = LIBRARY + last if library else last
+        found = self._recipe(wanted) if of is None and not words and not named else None
+        return NotImplemented if found is None else found
+
+    def _flex(self, provider: Section, backend: Any) -> Any:
+        """Return what `apply_flex_dispatcher_backend` sets on a device that has the backend."""
+        if backend is None or self.field(provider, "num_moe_experts") is None:
+            return None
+        fields = {
+            "moe_token_dispatcher_type": "flex",
+            "moe_flex_dispatcher_backend": backend,
+            "moe_shared_expert_overlap": False,
+        }
+        return Sets(of=provider, fields=fields)
+
+    def has(self, section: Section, name: str) -> bool | None:
+        """Return whether a section has a field that was not set; None: not known.
+
+        Providers have all fields but `cuda_graph_modules`, which replaces `cuda_graph_scope` in
+        some releases of Megatron-Core.
+        """
+        return name != "cuda_graph_modules" if _BASE in section.fields else None
+
+    def field(self, section: Section, name: str) -> Any:
+        """Return a field that was not set; NotImplemented: not known."""
+        if section.name == CONFIG and name in _SECTIONS:
+            return section.fields.setdefault(name, Section(name))
+        if name in _FALSE:
+            return False
+        sizes = (
+            architecture(model_of(str(section.fields[_BASE]))) if _BASE in section.fields else None
+        )
+        if sizes is None:
+            return NotImplemented
+        return sizes.get(name, None if name in _NONE else NotImplemented)
+
+
+def _precision(found: Any) -> Any:
+    settings = precision_settings(found) if isinstance(found, str) else None
+    if settings is None:
+        return found if isinstance(found, Section) else NotImplemented
+    fields = {key.partition(".")[2]: value for key, value in settings.items()}
+    return Section("MixedPrecisionConfig", fields)
+
+
+class ReadRecipe(Record):
+    """Configuration of a recipe: settings by dotted key, and what is known only at run time."""
+
+    hub: str | None
+    """Name of the model on the hub; None: the recipe sets its sizes."""
+    settings: Mapping[str, Any]
+    unknown: Mapping[str, Unknown]
+    """Keys whose values are not known."""
+
+
+def read_recipe(config: Section) -> ReadRecipe:
+    """Return the settings of a `ConfigContainer` by dotted key."""
+    settings: dict[str, Any] = {}
+    unknown: dict[str, Unknown] = {}
+    hub = None
+    for name, section in config.fields.items():
+        if name == "mixed_precision":
+            settings |= {**(precision_settings("bf16_mixed") or {}), "mixed_precision.bf16": False}
+            found = _precision(section)
+            section = section if found is NotImplemented else found
+        if name == "peft" and isinstance(section, Section):
+            settings["peft.dim"] = 32  # the default of `LoRA`
+            if section.name != "LoRA":
+                unknown["peft"] = Unknown(why=f"adapters of {section.name} are not read", line=1)
+        if section is None:
+            continue
+        for key, value in _flat(str(name), section):
+            if key == f"model.{_BASE}":
+                hub = str(value)
+            elif isinstance(value, Unknown):
+                unknown[key] = value
+                settings.pop(key, None)
+            else:
+                settings[key] = value
+    return ReadRecipe(hub=hub, settings=settings, unknown=unknown)
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Section):
+        for name, inner in value.fields.items():
+            yield from _flat(f"{key}.{name}", inner)
+    else:
+        yield key, next(_unknown_in(value), None) or _plain(value)
+
+
+def _unknown_in(value: Any) -> Iterator[Unknown]:
+    """Yield the unknown values of a list, and names in other files.
+
+    Types and functions of torch and Megatron-Core are known, and enumerations are.
+    """
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _unknown_in(one)
+    elif isinstance(value, Named):
+        outer = value.name.rpartition(".")[0].rpartition(".")[2]
+        if not (value.name.startswith(("torch.", "megatron.core.")) or outer[:1].isupper()):
+            yield Unknown(why=f"{value.name} is in another file", line=1)
+    elif holds_unknown(value):
+        yield value if isinstance(value, Unknown) else Unknown(why="an item is not known", line=1)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with names such as `torch.bfloat16` as their last part, and with lists."""
+    if isinstance(value, Named):
+        return value.last
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+# --------------------------------------------------------------------------------------------------
+# A recipe of the user.
+
+
+class PythonFile(Record):
+    """Recipe in a Python file."""
+
+    recipe: Recipe
+    """Recipe that it starts from, with the keys that the file keeps."""
+    own: Settings
+    """Settings that the file changes, by dotted key."""
+    environment: Mapping[str, str]
+    unknown: tuple[str, ...]
+    """What is not known before the program runs, one sentence each."""
+
+
+def is_source(text: str) -> bool:
+    """Return True for a Python file that imports Megatron-Bridge."""
+    return re.search(rf"(?m)^\s*(from|import)\s+{re.escape(_PACKAGE)}\b", text) is not None
+
+
+def read_source(path: Path, text: str) -> PythonFile:
+    """Return the recipe of a Python file: the one that it trains, else that of its only function.
+
+    Raises DocumentError for a file that is not Python, without a recipe, or with several.
+    """
+    bases: dict[int, Recipe] = {}
+
+    def recipe(name: str) -> Section | None:
+        found = named_recipe(name)
+        if not found.settings:
+            return None
+        section = _section(found)
+        bases[id(section)] = found
+        kept.append(section)
+        return section
+
+    kept: list[Section] = []
+    known = BridgeKnown(lambda _: None, recipe)
+    evaluator = Evaluator(known)
+    try:
+        module = evaluator.load("__main__", text, path.name)
+        found = known.started or _returned(evaluator, module)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f"line {error.lineno} " if isinstance(error, SyntaxError) else ""
+        raise DocumentError(path, f"{line}is no Python that can be read") from None
+    except TooLongError:
+        raise DocumentError(path, "computes too much to be followed") from None
+    if not found:
+        remedy = "Return a ConfigContainer from a function, as the recipes of Megatron-Bridge do"
+        raise DocumentError(path, "has no function that returns a recipe", remedy=remedy)
+    if len(found) > 1:
+        remedy = "Keep one of them in the file"
+        raise DocumentError(path, f"has {len(found)} recipes", remedy=remedy)
+    config = found[0]
+    read = read_recipe(config)
+    base = bases.get(id(config))
+    settings = {} if base is None else base.settings
+    model = None if base is None else base.model
+    settings = {key: value for key, value in settings.items() if key in read.settings}
+    if read.hub is not None:
+        model = model_of(read.hub)
+        sizes = sizes_of(model)
+        model, settings = (model if sizes else None), {**sizes, **settings}
+    changed = {key: value for key, value in read.settings.items()
+               if key not in settings or settings[key] != value}  # fmt: skip
+    given = config.fields.get("env_vars")
+    environment = {
+        str(name): str(value)
+        for name, value in (given.items() if isinstance(given, dict) else ())
+        if isinstance(value, str | int)
+    }
+    parts = {id(config), *_parts(config)}
+    said = [(one.line, f"{key} is not known: {one.why}") for key, one in read.unknown.items()
+            if key in KEYS or HARMLESS_KEYS.fullmatch(key) is None]  # fmt: skip
+    said += [(one.line, one.what) for one in evaluator.lost if not one.of or parts & {*one.of}]
+    kind: Literal["library", "performance", "tuning"] = "library" if base is None else base.kind
+    return PythonFile(
+        recipe=Recipe(name=path.name, model=model, kind=kind, settings=settings),
+        own=changed,
+        environment=environment,
+        unknown=tuple(f"line {line}: {text}" for line, text in sorted({*said})),
+    )
+
+
+def _returned(evaluator: Evaluator, module: Module) -> list[Section]:
+    """Return the configurations of the functions that no other function with one calls."""
+    found = {}
+    for name, node in module.functions.items():
+        required = len(node.args.args) - len(node.args.defaults)
+        if required == 0 and not node.name.startswith("_"):
+            lost = len(evaluator.lost)
+            value = evaluator.call(module, name)
+            if isinstance(value, Section) and value.name == CONFIG:
+                found[name] = value
+            else:
+                del evaluator.lost[lost:]
+    called = {
+        inner.func.id
+        for name in found
+        for inner in ast.walk(module.functions[name])
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
+    }
+    return [value for name, value in found.items() if name not in called]
+
+
+def _parts(section: Section) -> Iterator[int]:
+    """Yield the `id` of all sections of a configuration."""
+    for value in section.fields.values():
+        if isinstance(value, Section):
+            yield id(value)
+            yield from _parts(value)
+
+
+def _section(recipe: Recipe) -> Section:
+    """Return the configuration of a recipe as a section; `read_recipe` reverses it."""
+    config = Section(CONFIG, {"comm_overlap": None})
+    for key, value in recipe.settings.items():
+        name, _, field = key.partition(".")
+        section = config.fields.get(name)
+        if section is None:
+            section = config.fields[name] = Section(_CLASSES.get(name, name))
+        *inner, last = field.split(".")
+        for part in inner:
+            section = section.fields.setdefault(part, Section(part))
+        section.fields[last] = list(value) if isinstance(value, list) else value
+    return config
+
+
+_CLASSES = {
+    "comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig",
+    "model": "GPTModelProvider", "peft": "LoRA",
+}  # fmt: skip
+"""Section of a configuration -> its class, for `isinstance`."""

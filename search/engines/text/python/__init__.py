@@ -1,0 +1,33 @@
+"""Values that a Python file gives to a configuration, found without executing the file.
+
+Callers import from this package; its modules are internal.
+"""
+
+from __future__ import annotations
+
+from search.engines.text.python.evaluator import Evaluator, TooLongError
+from search.engines.text.python.values import (
+    Known,
+    Lost,
+    Module,
+    Named,
+    Section,
+    Sets,
+    Unknown,
+    holds_unknown,
+    is_python,
+)
+
+__all__ = [
+    "Evaluator",
+    "Known",
+    "Lost",
+    "Module",
+    "Named",
+    "Section",
+    "Sets",
+    "TooLongError",
+    "Unknown",
+    "holds_unknown",
+    "is_python",
+]

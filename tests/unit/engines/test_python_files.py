@@ -1,0 +1,259 @@
+"""Evaluator of Python files: the values that Python itself computes, or unknown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from search.engines.text.python import (
+    Evaluator,
+    Named,
+    Section,
+    TooLongError,
+    Unknown,
+    is_python,
+)
+
+
+class Nothing:
+    """No module has source, and no call or field is known."""
+
+    def module(self, name: str) -> str | None:
+        """Return None."""
+        return {"base": BASE, "package.__init__": "from .inner import x\n",
+                "package.inner": "x = [1, 2]\n"}.get(name)  # fmt: skip
+
+    def call(self, name: str, of: Any, words: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return NotImplemented."""
+        return NotImplemented
+
+    def has(self, section: Section, name: str) -> bool | None:
+        """Return None."""
+        return None
+
+    def field(self, section: Section, name: str) -> Any:
+        """Return NotImplemented."""
+        return NotImplemented
+
+
+BASE = """
+class Config:
+    size: int = 4
+    name: str = "base"
+
+    @property
+    def double(self):
+        return 2 * self.size
+
+    def grow(self, by=1):
+        self.size = self.size + by
+
+def make(size=4, **more):
+    cfg = Config(size=size)
+    for key, value in more.items():
+        setattr(cfg, key, value)
+    return cfg
+"""
+
+
+def found_by(body: str) -> tuple[Section, Evaluator]:
+    """Return the section that a function with this body returns."""
+    evaluator = Evaluator(Nothing())
+    text = "from base import Config, make\nimport os\n\ndef recipe():\n"
+    module = evaluator.load("__main__", text + textwrap.indent(body, "    "), "recipe.py")
+    value = evaluator.call(module, "recipe")
+    assert isinstance(value, Section), value
+    return value, evaluator
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ("cfg = make(2)\ncfg.a = 1 if cfg.size > 1 else 2\nreturn cfg", {"size": 2, "a": 1}),
+        ("cfg = make(a=[*range(3)])\ncfg.a.append(9)\nreturn cfg", {"a": [0, 1, 2, 9]}),
+        ("cfg = make()\ncfg.b, cfg.c = divmod(7, 2)\nreturn cfg", {"b": 3, "c": 1}),
+        ("cfg = make()\ncfg.grow(by=3)\ncfg.d = cfg.double\nreturn cfg", {"size": 7, "d": 14}),
+        ("cfg = make()\ncfg.e = cfg.name\nreturn cfg", {"e": "base"}),
+        ("cfg = make()\nd = {'x': 1}\nd['y'] = 2\ncfg.f = {**d, 'z': 3}\nreturn cfg",
+         {"f": {"x": 1, "y": 2, "z": 3}}),
+        ("cfg = make()\ncfg.g = [i * i for i in range(5) if i % 2]\nreturn cfg", {"g": [1, 9]}),
+        ("cfg = make()\ncfg.h = f'{cfg.size}-x'.upper()\nreturn cfg", {"h": "4-X"}),
+        ("cfg = make()\nfor i in (1, 2):\n    if i == 2:\n        break\n    cfg.i = i\nreturn cfg",
+         {"i": 1}),
+        ("cfg = make()\nf = lambda x, y=2: x + y\ncfg.j = f(1)\nreturn cfg", {"j": 3}),
+        ("cfg = make()\ncfg.k = hasattr(cfg, 'size')\ncfg.l = getattr(cfg, 'none', 5)\nreturn cfg",
+         {"k": True, "l": 5}),
+        ("cfg = make()\ncfg.m = isinstance(cfg, Config) and not isinstance(cfg, str)\nreturn cfg",
+         {"m": True}),
+        ("import torch\ncfg = make()\ncfg.n = torch.bfloat16\nreturn cfg",
+         {"n": Named(name="torch.bfloat16")}),
+        ("from package import x\ncfg = make()\ncfg.o = x + [3]\nreturn cfg", {"o": [1, 2, 3]}),
+        ("import copy\none = make()\ncfg = copy.deepcopy(one)\none.size = 9\nreturn cfg",
+         {"size": 4}),
+        ("cfg = make()\ncfg.p = (q := 3) + q\nreturn cfg", {"p": 6}),
+        ("cfg = make()\ncfg.r = 'a' in ('a', 'b') and 1 < 2 <= 2\nreturn cfg", {"r": True}),
+        ("cfg = make()\ntry:\n    cfg.s = 1\nfinally:\n    cfg.t = 2\nreturn cfg",
+         {"s": 1, "t": 2}),
+    ],
+)  # fmt: skip
+def test_values_are_those_of_python(body: str, fields: dict[str, Any]) -> None:
+    """Assignments, calls, loops, containers, properties and methods are followed."""
+    section, evaluator = found_by(body)
+    assert {key: section.fields[key] for key in fields} == fields
+    assert not evaluator.lost
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown", "known"),
+    [
+        ("cfg = make()\ncfg.a = os.environ['X']\ncfg.b = 1\nreturn cfg", {"a"}, {"b": 1}),
+        ("cfg = make()\nif os.x:\n    cfg.a = 1\nelse:\n    cfg.a = 2\n    cfg.b = 3\nreturn cfg",
+         {"a", "b"}, {"size": 4}),
+        ("cfg = make()\nif os.getenv('X'):\n    cfg.a = 1\nelse:\n    cfg.a = 1\nreturn cfg",
+         set(), {"a": 1}),
+        ("cfg = make()\nif os.getenv('X'):\n    raise ValueError\ncfg.a = 1\nreturn cfg",
+         set(), {"a": 1}),
+        ("cfg = make()\nx = [1]\nif os.getenv('X'):\n    x = [2]\ncfg.a = x\nreturn cfg",
+         {"a"}, {}),
+        ("cfg = make()\nfor i in os.listdir():\n    cfg.a = i\nreturn cfg", {"a"}, {"size": 4}),
+        ("cfg = make()\ncfg.a = 10 ** 10 ** 10\ncfg.b = 'x' * 10 ** 9\nreturn cfg",
+         {"a", "b"}, {}),
+        ("cfg = make()\ncfg.a = 1 / 0\nreturn cfg", {"a"}, {}),
+        ("cfg = make()\nwhile cfg.size:\n    cfg.size = 0\nreturn cfg", {"size"}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_known_at_run_time_alone_is_unknown(
+    body: str, unknown: set[str], known: dict[str, Any]
+) -> None:
+    """Environment, conditions on it and results too large are unknown, and all else is kept."""
+    section, _ = found_by(body)
+    fields = section.fields
+    assert {key for key, value in fields.items() if isinstance(value, Unknown)} == unknown
+    assert {key: fields[key] for key in known} == known
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("cfg = make()\nos.tune(cfg)\nreturn cfg", "os.tune may change the configuration"),
+        ("cfg = make()\nx = [1]\nif os.getenv('X'):\n    x.append(2)\ncfg.a = x\nreturn cfg",
+         "a condition decides the items of a list"),
+        ("cfg = make()\nif os.getenv('X'):\n    return cfg\ncfg.a = 1\nreturn cfg",
+         "a condition decides where the function ends"),
+        ("cfg = make()\nother = os.load()\nother.x = 1\nreturn cfg",
+         "other.x of an unknown object is set"),
+    ],
+)  # fmt: skip
+def test_effects_that_are_not_followed_are_listed(body: str, said: str) -> None:
+    """They are not assumed to be harmless."""
+    _, evaluator = found_by(body)
+    assert [one.what for one in evaluator.lost] == [said]
+
+
+def test_an_evaluation_ends() -> None:
+    """Endless recursion is unknown, and long loops end with an error."""
+    evaluator = Evaluator(Nothing(), most_steps=10_000)
+    module = evaluator.load("a", "def f():\n    return f()\n", "a.py")
+    assert isinstance(evaluator.call(module, "f"), Unknown)
+    text = "def f():\n" + "".join(
+        f"{' ' * (4 * depth + 4)}for i{depth} in range(999):\n" for depth in range(3)
+    )
+    module = evaluator.load("b", text + " " * 16 + "x = i0\n", "b.py")
+    with pytest.raises(TooLongError):
+        evaluator.call(module, "f")
+
+
+def test_scripts_of_a_shell_are_not_python() -> None:
+    """A file is Python if it parses and has an import or a function."""
+    assert is_python("import os\n")
+    assert not is_python("torchrun train.py --lr 1\n")
+    assert not is_python("x = 1\n")
+    assert not is_python("(" * 10_000)
+
+
+# --------------------------------------------------------------------------------------------------
+# Random programs, run by Python.
+
+
+class _Config:
+    """Object with fields, for the programs that Python runs."""
+
+
+NAMES = st.sampled_from("abc")
+NUMBERS = st.sampled_from(["0", "1", "2", "7", "R"])
+OPERANDS = st.one_of(NUMBERS, st.sampled_from(["cfg.a", "cfg.b", "x"]))
+VALUES = st.one_of(
+    OPERANDS,
+    st.builds("({} + {})".format, OPERANDS, OPERANDS),
+    st.builds("({} * {})".format, OPERANDS, OPERANDS),
+    st.builds("({} if {} else {})".format, OPERANDS, OPERANDS, OPERANDS),
+    st.builds("({} and {} or {})".format, OPERANDS, OPERANDS, OPERANDS),
+    st.builds("max({}, {})".format, OPERANDS, OPERANDS),
+    st.builds("helper({}, y={})".format, OPERANDS, OPERANDS),
+    st.builds("sum([{}, {}, *xs])".format, OPERANDS, OPERANDS),
+    st.builds("int({} > {})".format, OPERANDS, OPERANDS),
+    st.builds("d.get({}, {})".format, OPERANDS, OPERANDS),
+)
+PLAIN = st.one_of(
+    st.builds("cfg.{} = {}".format, NAMES, VALUES),
+    st.builds("x = {}".format, VALUES),
+    st.builds("cfg.{} += {}".format, st.sampled_from("ab"), OPERANDS),
+    st.builds("xs.append({})".format, OPERANDS),
+    st.builds("d[{}] = {}".format, OPERANDS, OPERANDS),
+    st.builds("tune(cfg, {})".format, OPERANDS),
+)
+
+
+def _nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    block = st.lists(inner, min_size=1, max_size=3).map(
+        lambda lines: textwrap.indent("\n".join(lines), "    ")
+    )
+    return st.one_of(
+        st.builds("if {}:\n{}\nelse:\n{}".format, VALUES, block, block),
+        st.builds("if {}:\n{}".format, VALUES, block),
+        st.builds("for i in range({}):\n{}".format, st.sampled_from("0123"), block),
+    )
+
+
+PROGRAMS = st.lists(st.recursive(PLAIN, _nested, max_leaves=6), min_size=1, max_size=6)
+PRELUDE = """
+def helper(x, y=1):
+    return x - y
+
+def tune(cfg, n):
+    if n > 1:
+        cfg.c = n
+    else:
+        cfg.b = 5
+
+def recipe():
+    cfg = Config()
+    cfg.a = 1
+    cfg.b = 2
+    cfg.c = 0
+    x = 3
+    xs = []
+    d = {}
+"""
+
+
+@settings(max_examples=400, deadline=None)
+@given(PROGRAMS)
+def test_random_programs_have_the_values_of_python(lines: list[str]) -> None:
+    """For every value of R, which only the run knows, each known field is that of Python."""
+    body = textwrap.indent("\n".join(lines), "    ")
+    text = f"{PRELUDE}{body}\n    return cfg\n"
+    evaluator = Evaluator(Nothing())
+    module = evaluator.load("__main__", "from somewhere import R, Config\n" + text, "recipe.py")
+    section = evaluator.call(module, "recipe")
+    for value in (0, 1, 2, -3):
+        names: dict[str, Any] = {"R": value, "Config": _Config}
+        exec(text, names)
+        expected = vars(names["recipe"]())
+        assert isinstance(section, Section)
+        for key, one in section.fields.items():
+            assert isinstance(one, Unknown | Named) or evaluator.lost or one == expected[key], text
