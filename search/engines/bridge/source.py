@@ -39,7 +39,8 @@ from search.engines.text.python import (
 )
 
 CONFIG = "ConfigContainer"
-_PACKAGE = "megatron.bridge"
+_ROOT = "megatron."
+_PACKAGE = f"{_ROOT}bridge"
 _BASE = "hf"
 """Field of a provider: the name of its model on the hub."""
 _MODELS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
@@ -79,15 +80,21 @@ class BridgeKnown:
     def call(self, name: str, of: Any, words: list[Any], named: Mapping[str, Any]) -> Any:
         """Return the value of a call; NotImplemented: not known."""
         last = name.rpartition(".")[2]
+        if isinstance(of, Section):
+            own = of.kind is not None and not of.kind.module.name.startswith(_ROOT)
+            if not own and last in _PROVIDERS:
+                return Section("GPTModelProvider", {_BASE: of.fields.get(_BASE)})
+            return None if not own and last in _HARMLESS else NotImplemented
+        if not name.startswith(_ROOT):
+            return NotImplemented
         if last in _MODELS and words:
             return Section("AutoBridge", {_BASE: words[0]})
-        if isinstance(of, Section) and last in _PROVIDERS:
-            return Section("GPTModelProvider", {_BASE: of.fields.get(_BASE)})
+        if last.endswith("DatasetConfig"):
+            # Its `__init__` passes the arguments on to classes of Megatron-Core.
+            return Section(last, named)
         if last in _STARTS:
             given = [one for one in (*words, *named.values()) if isinstance(one, Section)]
             self.started += [one for one in given if one.name == CONFIG]
-            return None
-        if last in _HARMLESS:
             return None
         if last == "get_mixed_precision_config" and words:
             return _precision(words[0])
@@ -95,9 +102,9 @@ class BridgeKnown:
             return 0
         if last == "apply_flex_dispatcher_backend" and words and isinstance(words[0], Section):
             return self._flex(words[0], named.get("moe_flex_dispatcher_backend", [*words, None][1]))
-        library = f"{_PACKAGE}.{LIBRARY}" in name
-        wanted = LIBRARY + last if library else last
-        found = self._recipe(wanted) if of is None and not words and not named else None
+        if [*words, *named.values()] not in ([], ["lora"]):
+            return NotImplemented
+        found = self._recipe(LIBRARY + last if f"{_PACKAGE}.{LIBRARY}" in name else last)
         return NotImplemented if found is None else found
 
     def _flex(self, provider: Section, backend: Any) -> Any:
@@ -222,7 +229,7 @@ class PythonFile(Record):
     """Settings that the file changes, by dotted key."""
     environment: Mapping[str, str]
     unknown: tuple[str, ...]
-    """What is not known before the program runs, one sentence each."""
+    """Sentences on values that only the run knows."""
 
 
 def is_source(text: str) -> bool:

@@ -96,6 +96,13 @@ def found_by(body: str) -> tuple[Section, Evaluator]:
          {"size": 4}),
         ("cfg = make()\ncfg.p = (q := 3) + q\nreturn cfg", {"p": 6}),
         ("cfg = make()\ncfg.r = 'a' in ('a', 'b') and 1 < 2 <= 2\nreturn cfg", {"r": True}),
+        ("x = 1\ndef f():\n    return x\nx = 2\ncfg = make(a=f())\nreturn cfg", {"a": 2}),
+        ("x = 1\ndef f(y=x):\n    return y\nx = 2\ncfg = make(a=f())\nreturn cfg", {"a": 1}),
+        ("import copy\na = make()\ncfg = make(a=a)\ncopy.copy(cfg).a.b = 7\nreturn a",
+         {"b": 7}),
+        ("class Own:\n    def __init__(self, x):\n        self.y = 2 * x\ncfg = Own(3)\nreturn cfg",
+         {"y": 6}),
+        ("def validate(c):\n    c.a = 1\ncfg = make()\nvalidate(cfg)\nreturn cfg", {"a": 1}),
         ("cfg = make()\ntry:\n    cfg.s = 1\nfinally:\n    cfg.t = 2\nreturn cfg",
          {"s": 1, "t": 2}),
     ],
@@ -123,6 +130,11 @@ def test_values_are_those_of_python(body: str, fields: dict[str, Any]) -> None:
         ("cfg = make()\ncfg.a = 10 ** 10 ** 10\ncfg.b = 'x' * 10 ** 9\nreturn cfg",
          {"a", "b"}, {}),
         ("cfg = make()\ncfg.a = 1 / 0\nreturn cfg", {"a"}, {}),
+        ("cfg = make()\ncfg.a = os.x or True\nreturn cfg", {"a"}, {}),
+        ("cfg = make()\nif os.x and False:\n    cfg.a = 1\nreturn cfg", set(), {"size": 4}),
+        ("cfg = make()\nfor i in range(10 ** 6):\n    cfg.a = i\nreturn cfg", {"a"}, {}),
+        ("cfg = make()\ncfg.a = f'{1!r}'\nreturn cfg", {"a"}, {}),
+        ("cfg = make()\nd = {os.x: 1, 2: 3}\ncfg.a = d[2]\nreturn cfg", {"a"}, {}),
         ("cfg = make()\nwhile cfg.size:\n    cfg.size = 0\nreturn cfg", {"size"}, {}),
     ],
 )  # fmt: skip
@@ -144,6 +156,11 @@ def test_what_is_known_at_run_time_alone_is_unknown(
          "a condition decides the items of a list"),
         ("cfg = make()\nif os.getenv('X'):\n    return cfg\ncfg.a = 1\nreturn cfg",
          "a condition decides where the function ends"),
+        ("cfg = make()\nos.x and make(a=setattr(cfg, 'a', 1))\nreturn cfg",
+         "a condition decides whether make(a=setattr(cfg, 'a', 1)) runs"),
+        ("cfg = make()\ndef f():\n    global G\n    G = 1\nf()\nreturn cfg",
+         "G may be set outside of the function"),
+        ("cfg = make()\ncfg['a'] = 1\nreturn cfg", "cfg['a'] is set"),
         ("cfg = make()\nother = os.load()\nother.x = 1\nreturn cfg",
          "other.x of an unknown object is set"),
     ],
@@ -197,6 +214,9 @@ VALUES = st.one_of(
     st.builds("sum([{}, {}, *xs])".format, OPERANDS, OPERANDS),
     st.builds("int({} > {})".format, OPERANDS, OPERANDS),
     st.builds("d.get({}, {})".format, OPERANDS, OPERANDS),
+    st.builds("({} or {})".format, OPERANDS, OPERANDS),
+    st.builds("(not {} or {} == {})".format, OPERANDS, OPERANDS, OPERANDS),
+    st.builds("len([i for i in xs if i > {}])".format, OPERANDS),
 )
 PLAIN = st.one_of(
     st.builds("cfg.{} = {}".format, NAMES, VALUES),
@@ -205,6 +225,13 @@ PLAIN = st.one_of(
     st.builds("xs.append({})".format, OPERANDS),
     st.builds("d[{}] = {}".format, OPERANDS, OPERANDS),
     st.builds("tune(cfg, {})".format, OPERANDS),
+    st.builds("{} and tune(cfg, {})".format, OPERANDS, OPERANDS),
+    st.builds("tune(cfg, 0) if {} else tune(cfg, {})".format, OPERANDS, OPERANDS),
+    st.builds("later = lambda: x + {}".format, OPERANDS),
+    st.builds("cfg.{} = later()".format, NAMES),
+    st.builds("other = copy.{}(cfg)".format, st.sampled_from(["copy", "deepcopy"])),
+    st.builds("other.{} = {}".format, NAMES, OPERANDS),
+    st.builds("cfg.{} = other.{}".format, NAMES, NAMES),
 )
 
 
@@ -221,6 +248,7 @@ def _nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 PROGRAMS = st.lists(st.recursive(PLAIN, _nested, max_leaves=6), min_size=1, max_size=6)
 PRELUDE = """
+import copy
 def helper(x, y=1):
     return x - y
 
@@ -238,6 +266,8 @@ def recipe():
     x = 3
     xs = []
     d = {}
+    later = lambda: 8
+    other = copy.copy(cfg)
 """
 
 

@@ -100,8 +100,10 @@ class Function(Record):
     name: str
     node: ast.FunctionDef | ast.Lambda
     module: Module
-    scope: Mapping[str, Any]
-    """Values of the enclosing functions by name."""
+    scopes: tuple[dict[str, Any], ...]
+    """Values of the enclosing functions by name, inner first."""
+    defaults: Mapping[str, Any]
+    """Values of parameters that a call does not give, by name."""
 
 
 class Class(Record):

@@ -1,0 +1,555 @@
+"""Expressions of Python files: the value that Python computes, or `Unknown`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from autopar.errors import shortened
+from search.engines.text.python.values import (
+    BINARY,
+    BUILTINS,
+    CHANGING,
+    CLASSES,
+    COMPARED,
+    KEEPING,
+    MOST_ITEMS,
+    PLAIN,
+    PURE,
+    UNARY,
+    Class,
+    Function,
+    Journal,
+    Known,
+    Lost,
+    Method,
+    Module,
+    Named,
+    Section,
+    Unknown,
+    bounded,
+    copied,
+    equal,
+    has_unknown_keys,
+    hashable,
+    holds_unknown,
+)
+
+RUN_TIME = "a condition decides it when it runs"
+
+
+class Owner(Protocol):
+    """Evaluation of a file, as its expressions use it (`Evaluator`)."""
+
+    journal: Journal
+    known: Known
+    lost: list[Lost]
+
+    def step(self) -> None:
+        """Count a step."""
+
+    def named(self, name: str) -> Any:
+        """Return the value of a dotted name."""
+
+    def module(self, name: str) -> Module | None:
+        """Return a module with source by its dotted name; None: without source."""
+
+    def known_call(self, name: str, of: Any, words: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return the value of a call that the caller knows; NotImplemented: not known."""
+
+    def invoke(self, function: Function, words: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return the value of a call of a function with source."""
+
+    def inherited(self, kind: Class, of: Section, name: str) -> Any:
+        """Return the default, property or method of a class; NotImplemented: it has none."""
+
+    def instance(self, kind: Class, words: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return an instance of a class with source."""
+
+
+class Expressions:
+    """Evaluation of the expressions of one function or module.
+
+    names : values of the function by name. scopes : those of the enclosing functions, inner first.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        module: Module,
+        names: dict[str, Any],
+        scopes: tuple[dict[str, Any], ...] = (),
+    ) -> None:
+        self._owner = owner
+        self._module = module
+        self._names = names
+        self._scopes = scopes
+
+    def _unknown(self, node: ast.AST, why: str) -> Unknown:
+        return Unknown(why=why, line=getattr(node, "lineno", 1), file=self._module.file)
+
+    def _lose(self, node: ast.AST, what: str, of: tuple[int, ...] = ()) -> None:
+        line = getattr(node, "lineno", 1)
+        self._owner.lost.append(Lost(what=what, line=line, file=self._module.file, of=of))
+
+    def function(self, name: str, node: ast.FunctionDef | ast.Lambda) -> Function:
+        """Return a function, with its defaults as they are at its definition."""
+        at_top = self._names is self._module.names
+        rows = node.args
+        plain = [*rows.posonlyargs, *rows.args]
+        with_default = plain[len(plain) - len(rows.defaults) :]
+        pairs = [*zip(with_default, rows.defaults, strict=True),
+                 *zip(rows.kwonlyargs, rows.kw_defaults, strict=True)]  # fmt: skip
+        return Function(
+            name=name,
+            node=node,
+            module=self._module,
+            scopes=() if at_top else (self._names, *self._scopes),
+            defaults={row.arg: self.value(one) for row, one in pairs if one is not None},
+        )
+
+    def _assign(self, target: ast.expr, value: Any) -> None:
+        match target:
+            case ast.Name():
+                self._owner.journal.put(self._names, target.id, value)
+            case ast.Attribute():
+                of = self.value(target.value)
+                if isinstance(of, Section):
+                    self._owner.journal.put(of.fields, target.attr, value)
+                elif isinstance(of, Unknown):
+                    self._lose(target, f"{ast.unparse(target)} of an unknown object is set")
+                elif of is None:
+                    self._lose(target, f"{ast.unparse(target.value)} is None")
+            case ast.Subscript():
+                of, key = self.value(target.value), self.value(target.slice)
+                if isinstance(of, dict) and hashable(key):
+                    self._owner.journal.put(of, key, value)
+                elif isinstance(of, list) and isinstance(key, int) and -len(of) <= key < len(of):
+                    self._owner.journal.altered(of)
+                    of[key] = value
+                else:
+                    self._lose(target, f"{ast.unparse(target)} is set")
+            case ast.Tuple() | ast.List():
+                items = list(value) if isinstance(value, list | tuple) else None
+                if items is None or len(items) != len(target.elts):
+                    items = [self._unknown(target, "it is unpacked")] * len(target.elts)
+                for one, item in zip(target.elts, items, strict=True):
+                    self._assign(one, item)
+            case ast.Starred():
+                self._assign(target.value, self._unknown(target, "it is unpacked"))
+            case _:
+                self._lose(target, f"{ast.unparse(target)} is set")
+
+    # ----------------------------------------------------------------------------------------------
+    # Expressions.
+
+    def value(self, node: ast.expr) -> Any:
+        """Return the value of an expression."""
+        self._owner.step()
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Call():
+                return self._call(node)
+            case ast.List() | ast.Tuple() | ast.Set():
+                items = self._items(node.elts)
+                kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+                return self._tried(node, kind, items)
+            case ast.Dict():
+                return self._dict(node)
+            case ast.BinOp():
+                return self._binary(node, node.op, self.value(node.left), self.value(node.right))
+            case ast.UnaryOp():
+                return self._unary(node)
+            case ast.BoolOp():
+                return self._bool(node)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.IfExp():
+                known = self.truth(node.test)
+                if known is not None:
+                    return self.value(node.body if known else node.orelse)
+                first, other = self._maybe(node.body), self._maybe(node.orelse)
+                return first if equal(first, other) else self._unknown(node, RUN_TIME)
+            case ast.Subscript():
+                return self._subscript(node)
+            case ast.JoinedStr():
+                return self._joined(node)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+                found = list(self._comprehension(node.generators, node.elt))
+                if any(isinstance(one, Unknown) for one in found):
+                    return next(one for one in found if isinstance(one, Unknown))
+                return self._tried(node, set, found) if isinstance(node, ast.SetComp) else found
+            case ast.Lambda():
+                return self.function("a lambda", node)
+            case ast.NamedExpr():
+                value = self.value(node.value)
+                self._assign(node.target, value)
+                return value
+            case _:
+                return self._unknown(node, f"{shortened(ast.unparse(node))} is not evaluated")
+
+    def _name(self, node: ast.Name) -> Any:
+        for names in (self._names, *self._scopes, self._module.names):
+            if node.id in names:
+                return names[node.id]
+        return Named(name=node.id)
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        of = self.value(node.value)
+        return self._field(node, of, node.attr)
+
+    def _field(self, node: ast.AST, of: Any, name: str) -> Any:
+        if isinstance(of, Section):
+            if name in of.fields:
+                return of.fields[name]
+            found = self._owner.known.field(of, name)
+            if found is NotImplemented and of.kind is not None:
+                found = self._owner.inherited(of.kind, of, name)
+            if found is not NotImplemented:
+                return found
+            return self._unknown(node, f"{name} is not set before")
+        if isinstance(of, Named):
+            return self._owner.named(f"{of.name}.{name}")
+        if isinstance(of, Module):
+            return of.names.get(name, Named(name=f"{of.name}.{name}"))
+        if isinstance(of, Class):
+            return Named(name=f"{of.module.name}.{of.name}.{name}")
+        if isinstance(of, Unknown):
+            return of
+        if isinstance(of, PLAIN):
+            return Method(of=of, name=name)
+        return self._unknown(node, f"{name} is not known")
+
+    def _items(self, nodes: list[ast.expr]) -> list[Any]:
+        found = list[Any]()
+        for one in nodes:
+            value = self.value(one.value if isinstance(one, ast.Starred) else one)
+            if not isinstance(one, ast.Starred):
+                found.append(value)
+            elif isinstance(value, list | tuple | set | frozenset | dict | range):
+                found += value
+            else:
+                found.append(self._unknown(one, "it is unpacked"))
+        return found
+
+    def _dict(self, node: ast.Dict) -> Any:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            item = self.value(value)
+            name = None if key is None else self.value(key)
+            if key is None and isinstance(item, dict):
+                found |= item
+            elif key is None or not hashable(name):
+                return self._unknown(node, "its keys are not known")
+            else:
+                found[name] = item
+        return found
+
+    def _binary(self, node: ast.AST, op: ast.operator, left: Any, right: Any) -> Any:
+        for one in (left, right):
+            if isinstance(one, Unknown):
+                return one
+        work = BINARY.get(type(op))
+        plain = isinstance(left, PLAIN) and isinstance(right, PLAIN)
+        if work is None or not plain or not bounded(op, left, right):
+            return self._unknown(node, "it is computed when it runs")
+        return self._tried(node, work, left, right)
+
+    def _unary(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            truth = self.truth(node.operand)
+            return self._unknown(node, RUN_TIME) if truth is None else not truth
+        value = self.value(node.operand)
+        return value if isinstance(value, Unknown) else self._tried(
+            node, UNARY[type(node.op)], value)  # fmt: skip
+
+    def _bool(self, node: ast.BoolOp) -> Any:
+        ends = isinstance(node.op, ast.Or)
+        for at, one in enumerate(node.values):
+            value = self.value(one)
+            truth = _truth_of(value)
+            if truth is None and at + 1 < len(node.values):
+                for later in node.values[at + 1 :]:
+                    self._maybe(later)
+                return self._unknown(one, RUN_TIME)
+            if truth is ends or at + 1 == len(node.values):
+                return value
+        raise AssertionError("an operation has values")
+
+    def truth(self, node: ast.expr) -> bool | None:
+        """Return whether an expression is true; None: unknown.
+
+        `unknown and False` is false, though the value of the expression is not known.
+        """
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            found = self.truth(node.operand)
+            return None if found is None else not found
+        if not isinstance(node, ast.BoolOp):
+            return _truth_of(self.value(node))
+        ends = isinstance(node.op, ast.Or)
+        found = not ends
+        for one in node.values:
+            # Behind an unknown operand it is open whether this one is evaluated.
+            truth = self.truth(one) if found is not None else _truth_of(self._maybe(one))
+            if truth is ends:
+                return ends
+            found = None if truth is None else found
+        return found
+
+    def _maybe(self, node: ast.expr) -> Any:
+        """Return the value of an expression that may not be evaluated; its effects are lost."""
+        with self._owner.journal.branch() as changes:
+            value = self.value(node)
+        if changes:
+            self._lose(node, f"a condition decides whether {shortened(ast.unparse(node))} runs")
+        return value
+
+    def _compare(self, node: ast.Compare) -> Any:
+        left = self.value(node.left)
+        for op, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.value(right_node)
+            for one in (left, right):
+                if isinstance(one, Unknown):
+                    return one
+            if isinstance(left, Named) or isinstance(right, Named):
+                classes = all(
+                    one is None or getattr(one, "is_class", False) for one in (left, right)
+                )
+                if left != right and not classes:
+                    return self._unknown(node, "a constant of another module decides it")
+                found: Any = (left == right) is isinstance(op, ast.Is | ast.Eq)
+            elif isinstance(op, ast.Is | ast.IsNot):
+                found = (left is right) is isinstance(op, ast.Is)
+            else:
+                if holds_unknown(left) or holds_unknown(right):
+                    return self._unknown(node, "an item is not known")
+                found = self._tried(node, COMPARED[type(op)], left, right)
+            if found is not True:
+                return found
+            left = right
+        return True
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        of = self.value(node.value)
+        if isinstance(of, Unknown):
+            return of
+        if isinstance(node.slice, ast.Slice):
+            parts = [None if one is None else self.value(one)
+                     for one in (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
+            return self._tried(node, lambda: of[slice(*parts)])
+        key = self.value(node.slice)
+        if isinstance(key, Unknown):
+            return key
+        if isinstance(of, Named) and isinstance(key, str) and of.is_class:
+            return Named(name=f"{of.name}.{key}")  # a member of an enumeration
+        if not isinstance(of, list | tuple | dict | str) or has_unknown_keys(of):
+            return self._unknown(node, f"{shortened(ast.unparse(node))} is read when it runs")
+        return self._tried(node, lambda: of[key])
+
+    def _joined(self, node: ast.JoinedStr) -> Any:
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                text += str(part.value)
+                continue
+            assert isinstance(part, ast.FormattedValue), "the other part of a joined string"
+            value = self.value(part.value)
+            formatted = part.format_spec is not None or part.conversion >= 0
+            if not isinstance(value, str | int | float | bool | None) or formatted:
+                return value if isinstance(value, Unknown) else self._unknown(node, "it is text")
+            text += str(value)
+        return text
+
+    def _comprehension(self, rows: list[ast.comprehension], item: ast.expr) -> Iterator[Any]:
+        if not rows:
+            yield self.value(item)
+            return
+        first, *rest = rows
+        items = self.value(first.iter)
+        found = items_of(items)
+        if found is None:
+            yield self._unknown(first.iter, "a loop over values that are not known")
+            return
+        inner = Expressions(self._owner, self._module, {}, (self._names, *self._scopes))
+        for one in found:
+            inner._assign(first.target, one)
+            tests = [inner.truth(test) for test in first.ifs]
+            if None in tests:
+                yield self._unknown(first.iter, "a condition decides it")
+            elif all(tests):
+                yield from inner._comprehension(rest, item)
+
+    def _tried(self, node: ast.AST, work: Callable[..., Any], *words: Any) -> Any:
+        """Return the result of an operation on plain values; an error makes it unknown."""
+        try:
+            return work(*words)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            return self._unknown(node, f"{type(error).__name__} when it runs")
+
+    # ----------------------------------------------------------------------------------------------
+    # Calls.
+
+    def _call(self, node: ast.Call) -> Any:
+        of = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(node.func, ast.Attribute):
+            called = self._field(node.func, of, node.func.attr)
+        else:
+            called = self.value(node.func)
+        words = self._items(node.args)
+        named: dict[str, Any] = {}
+        for one in node.keywords:
+            value = self.value(one.value)
+            if one.arg is not None:
+                named[one.arg] = value
+            elif isinstance(value, dict):
+                named |= {str(key): item for key, item in value.items()}
+            else:
+                return self._lost_call(node, words, named)
+        if isinstance(of, Section) and isinstance(node.func, ast.Attribute):
+            found = self._owner.known_call(node.func.attr, of, words, named)
+            if found is not NotImplemented:
+                return found
+            words = [of, *words]
+        if isinstance(called, Function):
+            name = f"{called.module.name}.{called.name}"
+            found = self._owner.known_call(name, None, words, named)
+            return self._owner.invoke(called, words, named) if found is NotImplemented else found
+        if isinstance(called, Class):
+            name = f"{called.module.name}.{called.name}"
+            found = self._owner.known_call(name, None, words, named)
+            return self._owner.instance(called, words, named) if found is NotImplemented else found
+        if isinstance(called, Method):
+            return self._method(node, called, words, named)
+        if isinstance(called, Named):
+            builtin = self._builtin(node, called.name, words, named)
+            if builtin is not NotImplemented:
+                return builtin
+            found = self._owner.known_call(called.name, None, words, named)
+            if found is not NotImplemented:
+                return found
+            if called.is_class:
+                numbered = {str(at): word for at, word in enumerate(words)}
+                return Section(called.last, {**numbered, **named})
+        return self._lost_call(node, words, named)
+
+    def _lost_call(self, node: ast.Call, words: list[Any], named: Mapping[str, Any]) -> Unknown:
+        name = shortened(ast.unparse(node.func))
+        given = tuple(id(one) for one in (*words, *named.values()) if isinstance(one, Section))
+        if given:
+            self._lose(node, f"{name} may change the configuration", given)
+        return self._unknown(node, f"{name} is called when it runs")
+
+    def _builtin(
+        self, node: ast.Call, name: str, words: list[Any], named: Mapping[str, Any]
+    ) -> Any:
+        if name in ("getattr", "hasattr") and len(words) in (2, 3) and isinstance(words[1], str):
+            of, field, *default = words
+            if isinstance(of, Section):
+                found = self._field(node, of, field)
+                missing = isinstance(found, Unknown) and field not in of.fields
+                if name == "hasattr":
+                    has = self._owner.known.has(of, field) if missing else True
+                    return found if has is None else has
+                return default[0] if missing and default else found
+            if isinstance(of, Module):
+                found = of.names.get(field, default[0] if default else NotImplemented)
+                return field in of.names if name == "hasattr" else found
+            if isinstance(of, Unknown):
+                return of
+            return NotImplemented
+        if name == "setattr" and len(words) == 3 and isinstance(words[0], Section):
+            if isinstance(words[1], str):
+                self._owner.journal.put(words[0].fields, words[1], words[2])
+            else:
+                self._lose(node, "setattr sets a field that is not known")
+            return None
+        if name == "isinstance" and len(words) == 2:
+            return self._is_instance(node, *words)
+        if name in ("print", "setattr"):
+            return None
+        if name == "typing.cast" and len(words) == 2:
+            return words[1]
+        if name.endswith("import_module") and words and isinstance(words[0], str):
+            return self._owner.named(words[0])
+        if name in ("field", "dataclasses.field"):
+            factory = named.get("default_factory")
+            made = {"dict": dict, "list": list, "set": set}.get(getattr(factory, "name", ""))
+            return (
+                named.get("default", self._unknown(node, "a default")) if made is None else made()
+            )
+        if name == "copy.deepcopy" and words:
+            return copied(words[0], {})
+        if name in ("copy.copy", "dataclasses.replace") and words:
+            of = words[0]
+            if isinstance(of, Section):
+                return Section(of.name, {**of.fields, **named}, of.kind)
+            return of.copy() if isinstance(of, list | dict | set) else of
+        if name == "range":
+            found = self._tried(node, lambda: range(*words))
+            return list(found) if isinstance(found, range) and len(found) <= MOST_ITEMS else found
+        work = BUILTINS.get(name)
+        if work is None:
+            return NotImplemented
+        for one in (*words, *named.values()):
+            if isinstance(one, Unknown):
+                return one
+            if not isinstance(one, (*PLAIN, range)) or holds_unknown(one):
+                return self._unknown(node, f"{name} of a value that is not known")
+        found = self._tried(node, lambda: work(*words, **named))
+        lazy = isinstance(found, enumerate | zip | reversed)
+        return list(found) if lazy else found
+
+    def _is_instance(self, node: ast.Call, of: Any, kinds: Any) -> Any:
+        listed = list(kinds) if isinstance(kinds, tuple) else [kinds]
+        if isinstance(of, Unknown | Named) or not all(
+            isinstance(one, Named | Class) for one in listed
+        ):
+            return self._unknown(node, "isinstance of a value that is not known")
+        names = [one.last if isinstance(one, Named) else one.name for one in listed]
+        if not isinstance(of, Section):
+            return any(isinstance(of, CLASSES[name]) for name in names if name in CLASSES)
+        if of.name in names:
+            return True
+        if all(name in CLASSES for name in names):
+            return False
+        return self._unknown(node, f"the bases of {of.name} are not known")
+
+    def _method(
+        self, node: ast.Call, method: Method, words: list[Any], named: Mapping[str, Any]
+    ) -> Any:
+        of, name = method.of, method.name
+        changes = name in CHANGING
+        if has_unknown_keys(of):
+            return self._unknown(node, "a key is not known")
+        if not hasattr(of, name) or (name not in PURE and not changes):
+            return self._unknown(node, f"{name} is called when it runs")
+        values = name in KEEPING
+        if holds_unknown(list(named.values())) or (holds_unknown(words) and not values):
+            if changes:
+                self._lose(node, f"{name} of a value that is not known changes a list")
+            return self._unknown(node, "an argument is not known")
+        if changes:
+            self._owner.journal.altered(of)
+        found = self._tried(node, lambda: getattr(of, name)(*words, **named))
+        return list(found) if isinstance(found, type({}.items()) | type({}.keys()) |
+                                         type({}.values())) else found  # fmt: skip
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """Return the items of a value in a loop; None: not known, or more than the limit."""
+    if not isinstance(value, list | tuple | set | frozenset | dict | range | str):
+        return None
+    return None if len(value) > MOST_ITEMS or has_unknown_keys(value) else list(value)
+
+
+def _truth_of(value: Any) -> bool | None:
+    """Return whether a value is true; None: unknown, as for a constant of another module."""
+    if isinstance(value, Unknown) or (isinstance(value, Named) and not value.is_class):
+        return None
+    return bool(value) if isinstance(value, (*PLAIN, range)) else True
