@@ -186,6 +186,9 @@ def classes_of(entry: Priced) -> Iterator[str]:
     """Yield the classes of a row: all, its architecture, and the features its launch turns on."""
     run = entry.read.run
     split, strategy, runtime = run.split, run.strategy, run.runtime
+    if run.kernels.graphs != "none":
+        yield "CUDA graphs"  # their memory is not counted
+        return
     yield "all"
     yield _architecture(run)
     experts = run.model.experts is not None
@@ -250,7 +253,7 @@ def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
             ratio=entry.measured_peak_bytes / entry.account.peak_bytes,
         )
         for entry in entries
-        if not entry.read.run.offloads_activations
+        if not entry.read.run.offloads_activations and entry.read.run.kernels.graphs == "none"
     ]
 
 

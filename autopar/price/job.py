@@ -95,7 +95,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         stage_mtp=tuple(sum(chunk.mtp for chunk in stage) for stage in stages)
         if model.mtp and staged
         else (),
-        graphs=runtime.kernels.graphs,
+        graphs="partial" if runtime.kernels.graphs == "attention" else runtime.kernels.graphs,
         low_precision_attention=precision.fp8_attention,
         low_precision_head=precision.fp8_head,
         fused_rotary=runtime.kernels.fused_rotary,

@@ -201,6 +201,8 @@ class States(Record):
 # Kernels, overlaps, memory.
 
 
+Graphs = Literal["none", "attention", "partial", "full"]
+"""CUDA graphs: of attention alone, of several parts of layers, or of the whole step."""
 AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """Attention kernel: cuDNN, FlashAttention, GEMMs with a softmax, or Megatron-LM's own layers."""
 LayerModule = Literal["te", "megatron", "torchtitan", "transformers"]
@@ -240,8 +242,8 @@ class Kernels(Record):
     module: LayerModule = "te"
     compiled: bool = False
     """True if layers are compiled with torch.compile."""
-    graphs: Literal["none", "partial", "full"] = "none"
-    """CUDA graphs of parts of layers, or of the whole step; their memory is not counted."""
+    graphs: Graphs = "none"
+    """CUDA graphs; their memory is not counted."""
     loss: Loss = "none"
     loss_chunks: Positive = 1
     loss_parallel: bool = True

@@ -223,9 +223,6 @@ def _findings(
     yield from _idle(file, settings)
     yield from _of_samples(file)
     run = found.run
-    if run is not None and run.kernels.graphs != "none":
-        text = "memory of CUDA graphs is not counted; their time is"
-        yield _fact("graphs", "not priced", text)
     if run is not None and run.model.experts is not None and run.runtime.experts.fused_mlp:
         text = "memory saved by fused experts is unknown and not counted; their time is"
         yield _fact("fused-experts", "not priced", text)

@@ -31,6 +31,7 @@ VALUES: Mapping[str, str] = {
             "hybrid_override_pattern", "experimental_attention_variant", "moe_router_dtype",
             "cpu_offloading_num_layers", "offload_modules", "activation_offload_fraction",
             "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks",
+            "cuda_graph_impl", "cuda_graph_scope",
         )
     },
     "model.num_moe_experts": "num-experts",
@@ -107,8 +108,6 @@ _OTHERS: Mapping[str, str] = {
     "model.should_pad_vocab": "make-vocab-size-divisible-by",
     "model.attention_backend": "attention-backend",
     "model.moe_flex_dispatcher_backend": "moe-flex-dispatcher-backend",
-    "model.cuda_graph_impl": "cuda-graph-impl",
-    "model.cuda_graph_scope": "cuda-graph-scope",
     "model.window_size": "window-size",
     "model.window_attn_skip_freq": "window-attn-skip-freq",
     "model.activation_func": "squared-relu",

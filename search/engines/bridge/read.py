@@ -694,7 +694,7 @@ def _real(value: Any) -> float:
 def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
     """Return a run with the settings that are not converted to Megatron-LM arguments.
 
-    These are optimizer states and offload, CUDA graphs, fp8 attention and adapters.
+    These are optimizer states and offload, fp8 attention and adapters.
     """
     get, runtime = settings.get, run.runtime
     moments, master = 8, 4
@@ -711,12 +711,6 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
         whole |= run.split.zero != 1 or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
-    impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
-    scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
-    # In Megatron-Core, scope `full_iteration` selects a graph of the entire step with any
-    # implementation.
-    full = impl == "full_iteration" or "full_iteration" in scopes
-    some = impl not in (None, "none", False)
     fp8_attention = get("mixed_precision.fp8_dot_product_attention") is True
     runtime = replace(
         runtime,
@@ -728,7 +722,6 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
             offload_master=aware and offload > 0,
         ),
         precision=replace(runtime.precision, fp8_attention=fp8_attention),
-        kernels=replace(runtime.kernels, graphs="full" if full else "partial" if some else "none"),
         adapters=_adapters(run, settings),
     )
     return replace(run, runtime=runtime)

@@ -149,6 +149,9 @@ def findings_of(
         text = "--cp-comm-type {kinds} by layer: all are priced as p2p"
         kind = " and ".join(sorted(kinds))
         found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))
+    if run is not None and run.kernels.graphs != "none":
+        text = "memory of CUDA graphs is not counted; their time is"
+        found.append(notice("megatron.graphs", "not priced", text))
     # An argument with a finding above is not reported twice.
     rest = [entry for entry in ignored if entry.flag not in idle and entry.flag not in misspelt]
     if declares:

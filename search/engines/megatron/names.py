@@ -586,10 +586,6 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
         "precisions of modules are in another file",
     ),
     (
-        ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
-        "CUDA graphs need additional memory",
-    ),
-    (
         (
             "tensor-parallel-num-weight-shards",
             "expert-tensor-parallel-num-weight-shards",

@@ -19,6 +19,7 @@ from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     ActivationOffload,
     ExpertKernels,
+    Graphs,
     Kernels,
     Loss,
     Optimizer,
@@ -645,7 +646,28 @@ def _kernels(
         if words.has("defer-embedding-wgrad-compute")
         else None,
         quirks=quirks_of(release, compiled_experts=words.has("moe-use-legacy-grouped-gemm")),
+        graphs=graphs_of(words),
     )
+
+
+def graphs_of(words: LaunchArguments) -> Graphs:
+    """Return the CUDA graphs of a run.
+
+    `full_iteration` selects a graph of the whole step as implementation or, in older releases, as
+    scope. Source: `core/transformer/cuda_graph_config.py`.
+    """
+    kinds = ("none", "local", "transformer_engine", "full_iteration")
+    kind = words.choice("cuda-graph-impl", kinds, "none")
+    if words.has("enable-cuda-graph"):
+        kind = "local"
+    if words.has("external-cuda-graph"):
+        kind = "transformer_engine"
+    scopes = {*words.list("cuda-graph-scope"), *words.list("cuda-graph-modules")}
+    if "full_iteration" in {kind, *scopes}:
+        return "full"
+    if kind == "none":
+        return "none"
+    return "attention" if scopes == {"attn"} else "partial"
 
 
 def _expert_kernels(words: LaunchArguments) -> ExpertKernels:

@@ -314,6 +314,8 @@ ARGUMENTS = (
           "precisions of optimizer states other than fp32 need "
           "--use-precision-aware-optimizer"),
     _needs("overlap-param-gather-with-optimizer-step", "ckpt-format=torch"),
+    _needs("cuda-graph-impl=full_iteration", "no-check-for-nan-in-loss-and-grad"),
+    _excludes("enable-cuda-graph", "external-cuda-graph"),
     _needs("ckpt-format=fsdp_dtensor", "fsdp", what="--use-megatron-fsdp"),
     _needs("ckpt-format=torch_dcp", "use-torch-fsdp2"),
     _rule("cpu-offloading", "offloaded_layers, pp, recompute-granularity",
@@ -558,7 +560,8 @@ BY_RELEASE = tuple(rule._replace(level="warned") for rule in _BY_RELEASE)
 `core_r0.15.0` to `core_r0.19.0`; main of August 2026 (core 0.20) is later than all of them."""
 OF_ARGUMENTS = frozenset(rule.id for rule in BY_RELEASE if rule.id.startswith(_id("since"))) | {
     # DeepSeek-V3 on H100 of Megatron-Bridge trains without overlapped gradients.
-    _id("overlap-param-gather.needs.overlap-grad-reduce")
+    _id("overlap-param-gather.needs.overlap-grad-reduce"),
+    _id("cuda-graph-impl-full-iteration.needs.no-check-for-nan-in-loss-and-grad"),
 }
 """Ids of rules of `validate_args` alone, which other programs with Megatron-Core do not run."""
 

@@ -581,7 +581,8 @@ def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
 def test_few_runs_are_of_fewer_than_five_configurations() -> None:
     """Each feature that widens odds has fewer measured configurations than five, others more."""
     entries = [price_row(row) for row in read_goldens()]
-    runs = {entry.config: entry.read.run for entry in entries if isinstance(entry, Priced)}
+    read = {entry.config: entry.read.run for entry in entries if isinstance(entry, Priced)}
+    runs = {config: run for config, run in read.items() if run.kernels.graphs == "none"}
     runs |= {row.name: row.run for row in published_peaks() if row.what == "allocated"}
     seldom = Counter(name for run in runs.values() for name in rarely_validated(run))
     assert max(seldom.values()) < 5
@@ -596,8 +597,7 @@ def test_few_runs_are_of_fewer_than_five_configurations() -> None:
         "latent attention": lambda run: run.model.attention.latent is not None,
         "gates": lambda run: run.model.last.gates == 2,
     }
-    for name, has in often.items():
-        assert sum(map(has, runs.values())) >= 5, name
+    assert min(sum(map(has, runs.values())) for has in often.values()) >= 5
 
 
 def test_errors_of_peaks_are_those_of_the_benchmark() -> None:

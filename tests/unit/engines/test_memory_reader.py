@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import DocumentError, InputError
+from autopar.price.oom_risk import reserved_interval
 from autopar.run.run import Run
 from search.engines.arguments import UnpricedError, words_of
 from search.engines.megatron.read import arguments_of_configuration, read_run
@@ -250,6 +251,29 @@ def test_products_are_beside_transfers_of_more_than_one_rank() -> None:
         assert found.runtime.overlap.tensor is expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "graphs"),
+    [
+        ({}, "none"),
+        ({"--cuda-graph-impl": "none"}, "none"),
+        ({"--cuda-graph-impl": "local"}, "partial"),
+        ({"--enable-cuda-graph": True}, "partial"),
+        ({"--external-cuda-graph": True, "--cuda-graph-scope": ["attn", "moe_router"]}, "partial"),
+        ({"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": "attn"}, "attention"),
+        ({"--cuda-graph-impl": "local", "--cuda-graph-scope": "full_iteration"}, "full"),
+        ({"--cuda-graph-impl": "full_iteration"}, "full"),
+    ],
+)
+def test_the_graphs_of_a_run(arguments: dict[str, Any], graphs: str) -> None:
+    """Implementation and scope, in the words of all releases; their memory is an interval."""
+    run = read(arguments)
+    assert run.kernels.graphs == graphs
+    low, high = reserved_interval(run, 1e9)
+    plain = reserved_interval(read(), 1e9)
+    assert ((low, high) == plain) == (graphs == "none")
+    assert high >= plain[1]
+
+
 def test_a_kernel_can_be_switched_off() -> None:
     """Of the two that keep no scores the other one is taken."""
     assert read(environment={"NVTE_FUSED_ATTN": 0}).kernels.attention == "flash"
@@ -325,7 +349,7 @@ def test_open_values_that_no_price_depends_on() -> None:
         ({"--decoder-seq-length": 512, "--img-h": 336}, "belongs to a multimodal model"),
         ({"--spec": "[some.module spec]"}, "names unknown layers"),
         ({"--perform-rl-step": True}, "keeps a second model"),
-        ({"--cuda-graph-impl": "local"}, "CUDA"),
+        ({"--cuda-graph-impl": "cuda"}, "expected one of none, local"),
         ({"--fine-grained-activation-offloading": True}, "attn_norm"),
         ({"--fine-grained-activation-offloading": True, "--offload-modules": "mlp"}, "got mlp"),
         ({"--delta-offload-bytes-across-pp-ranks": 1024}, "stages offload different bytes"),
