@@ -9,6 +9,8 @@ from autopar.records import Record, replace
 
 STACK_ROLE = "software stack"
 """Role of the software stack that numbers belong to."""
+CARD_ROLE = "hardware card"
+"""Role of the card that numbers are estimated from."""
 NAMED_BY_FILES = "named by sidecars"
 NAMED_BY_OPTION = "named by --stack"
 NAMED_BY_DEFAULT = "by default"

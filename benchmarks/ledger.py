@@ -426,6 +426,12 @@ def read_runs(
     return shipped, said
 
 
+def architectures_of(entries: Iterable[Priced | Refused]) -> list[str]:
+    """Return the architectures of the devices of priced rows."""
+    cards = (entry.run.machine.card for entry in entries if isinstance(entry, Priced))
+    return sorted({card.architecture for card in cards if card.architecture is not None})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Price the rows and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -456,6 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "classes": classes_of(
                 left_out_rows((e.line, e) for e in entries if isinstance(e, Priced))
             ),
+            "architectures": architectures_of(entries),
         }
         write_json(ACCURACY, document)
     accuracy = load_accuracy()

@@ -155,6 +155,7 @@ def assess(
         experts=run.model.experts is not None,
         adapters=run.runtime.adapters is not None,
         site_known=target.site_known,
+        architecture=target.machine.card.architecture,
     )
     flop, precision = hardware_flop(job), _fastest_precision(job, target.machine.card)
     peak = target.machine.card.peak(precision)

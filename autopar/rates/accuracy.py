@@ -22,8 +22,9 @@ from msgspec import Meta
 from autopar.documents import catalog
 from autopar.documents.checks import published
 from autopar.documents.json import load_object, read_record
+from autopar.rates.devices import architecture_of
 from autopar.records import KeyFault, Record, number, replace, whole_number
-from autopar.sources import Source, stacks_of
+from autopar.sources import CARD_ROLE, Source, stacks_of
 
 COVERAGE = 0.90
 """Fraction of runs whose measured time is in the interval of their estimate."""
@@ -58,6 +59,16 @@ class RunClass(Record):
     high: _Ratio
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
+    unlike: str = ""
+    """Architecture of the device if no published run has it, such as gfx942; empty otherwise."""
+
+    @property
+    def basis(self) -> str:
+        """Runs that the interval is made of, such as `132 published megatron-core runs`."""
+        if self.unlike:
+            return f"all published runs (none on {self.unlike})"
+        kind = " MoE" if self.experts else ""
+        return f"{self.rows} published {self.stack}{kind} runs"
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -77,6 +88,8 @@ class AccuracyDocument(Record):
     version: Literal[1]
     source: str
     classes: Annotated[tuple[RunClass, ...], Meta(min_length=1)]
+    architectures: tuple[str, ...] = ()
+    """Architectures of the devices of these runs, such as sm_90; empty: not recorded."""
 
 
 class Accuracy(Record):
@@ -84,17 +97,31 @@ class Accuracy(Record):
 
     classes: tuple[RunClass, ...]
     path: Path
+    architectures: tuple[str, ...] = ()
 
     def of(
-        self, stack: str, *, experts: bool, site_known: bool, adapters: bool = False
+        self,
+        stack: str,
+        *,
+        experts: bool,
+        site_known: bool,
+        adapters: bool = False,
+        architecture: str | None = None,
     ) -> RunClass:
         """Return the class of runs whose errors apply to a job.
+
+        architecture : of the device, such as sm_90; None: unknown. On an architecture without a
+            published run, the interval spans those of all classes.
 
         Classes of the same stack, with the same use of experts and adapters, are preferred, then
         all classes with the same use of experts. Classes with adapters never count for runs without
         them. Of several classes the one with the widest interval is returned. If it has fewer than
         three sources, it gets the widest interval of similar classes.
         """
+        if architecture and self.architectures and architecture not in self.architectures:
+            kind = self.of(stack, experts=experts, site_known=site_known, adapters=adapters)
+            low, high = min(c.low for c in self.classes), max(c.high for c in self.classes)
+            return replace(kind, low=low, high=high, unlike=architecture)
         possible = [c for c in self.classes if adapters or not c.adapters]
         same = [
             c
@@ -129,11 +156,13 @@ def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
     sources = tuple(sources)
     stacks = stacks_of(sources)
     site = next((source for source in sources if source.role == "site"), None)
+    card = next((source for source in sources if source.role == CARD_ROLE), None)
     # Files of two stacks belong to the class of neither.
     return _shipped().of(
         stacks[0] if len(stacks) == 1 else "",
         experts=experts,
         site_known=site is not None and not site.estimated,
+        architecture=None if card is None else architecture_of(Path(card.path).stem),
     )
 
 
@@ -150,7 +179,7 @@ def load_accuracy() -> Accuracy:
 def read_accuracy(path: Path) -> Accuracy:
     """Return the classes of an accuracy file; raises DocumentError if it is invalid."""
     document = read_record(AccuracyDocument, path, load_object(path).data)
-    return Accuracy(classes=document.classes, path=path)
+    return Accuracy(classes=document.classes, architectures=document.architectures, path=path)
 
 
 def probability_faster(one_s: float, other_s: float, plan_spread: float) -> float:

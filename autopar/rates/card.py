@@ -46,7 +46,7 @@ from autopar.rates.collectives import (
 from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record, expected_of, record_of, replace, shorten, typed
-from autopar.sources import Source
+from autopar.sources import CARD_ROLE, Source
 from autopar.units import MIB
 
 if TYPE_CHECKING:
@@ -487,7 +487,7 @@ def read_card(document: JsonDocument) -> Card:
         kernels=card.kernels,
         path=path,
         source=Source(
-            role="hardware card",
+            role=CARD_ROLE,
             # Folder and name only: the same card must give the same document wherever it is stored.
             path=f"{path.parent.name}/{path.name}",
             sha256=document.sha256,

@@ -172,8 +172,7 @@ def _basis(assessment: Assessment, target: Target) -> str:
     if runs is None:
         return f"{links}, stack {stack}"
     own = "" if runs.stack == stack else f", stack {stack}"
-    kind = "MoE runs" if runs.experts else "runs"
-    return f"{links}{own}; 90 % interval of {runs.rows} published {runs.stack} {kind}"
+    return f"{links}{own}; 90 % interval of {runs.basis}"
 
 
 def _reserved(assessment: Assessment, one: Account) -> tuple[float, float]:

@@ -130,12 +130,10 @@ def _seconds(value: float | None, absent: str = "") -> str:
 def _interval(column: Column, found: RunClass, stack: str) -> str:
     assert column.total_s is not None, "it has an interval"
     low_s, high_s = found.interval_s(column.total_s)
-    runs = "MoE runs" if found.experts else "dense runs"
-    other = "" if found.stack == stack else f" (none with {stack})"
+    other = "" if found.stack == stack or found.unlike else f" (none with {stack})"
     return (
         f"Basis: bottom-up is a datasheet estimate; 90 % interval {format_seconds(low_s)} to "
-        f"{format_seconds(high_s)} ({_percents(found)}) of {found.rows} published {found.stack} "
-        f"{runs}{other}"
+        f"{format_seconds(high_s)} ({_percents(found)}) of {found.basis}{other}"
     )
 
 

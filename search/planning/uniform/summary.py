@@ -205,13 +205,14 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         # Short enough for one line of a first screen.
         estimate = "datasheets" if runs.experts else "datasheet estimate"
         links = "links of a measured site" if target.site_known else estimate
-        kind = " MoE" if runs.experts else ""
-        basis = [f"{links}; interval from {runs.rows} published {runs.stack}{kind} runs"]
+        basis = [f"{links}; interval from {runs.basis}"]
         low, high = map(format_seconds, assessment.interval_s)
         what = "MoE" if runs.experts else "dense"
         interval = (
-            f"{low} to {high} (90 %), from the errors on {runs.rows} published {runs.stack} runs "
-            f"of {what} models ({runs.sources} sources)"
+            f"{low} to {high} (90 %), {runs.basis}"
+            if runs.unlike
+            else f"{low} to {high} (90 %), from the errors on {runs.rows} published {runs.stack} "
+            f"runs of {what} models ({runs.sources} sources)"
         )
     if not target.site_known:
         notes.append("the cluster was not probed: times use its datasheet (autopar profile site)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from autopar.rates.accuracy import (
     COVERAGE,
     Accuracy,
     RunClass,
+    class_of_sources,
     load_accuracy,
     probability_faster,
     quantile_interval,
     read_accuracy,
 )
 from autopar.records import replace
+from autopar.sources import CARD_ROLE, Source
 from tests.step_cases import STACKS
 
 
@@ -187,6 +190,25 @@ def test_probability_of_the_faster_plan() -> None:
         math.exp(draw.gauss(0, 0.05)) < 1.05 * math.exp(draw.gauss(0, 0.05)) for _ in range(20000)
     ]
     assert sum(faster) / len(faster) == pytest.approx(near, abs=0.01)
+
+
+def test_a_device_without_published_runs_has_the_widest_interval() -> None:
+    """It spans all classes, and says that no run is on that architecture."""
+    accuracy = load_accuracy()
+    assert set(accuracy.architectures) == {"sm_80", "sm_90", "sm_100", "sm_103"}
+    of = partial(accuracy.of, "megatron-core", experts=False, site_known=False)
+    known = of(architecture="sm_90")
+    assert known == of()
+    assert known.basis == f"{known.rows} published megatron-core runs"
+    for architecture in ("gfx942", "sm_89"):
+        found = of(architecture=architecture)
+        assert found.low == min(one.low for one in accuracy.classes)
+        assert found.high == max(one.high for one in accuracy.classes)
+        assert found.basis == f"all published runs (none on {architecture})"
+    # The card of an estimate tells it to the planner of layers, too.
+    for card, unlike in (("mi300x", "gfx942"), ("h100-80gb", "")):
+        source = Source(role=CARD_ROLE, path=f"hardware_configs/cards/{card}.json")
+        assert class_of_sources([source], experts=True).unlike == unlike
 
 
 MISSING = object()
