@@ -80,7 +80,13 @@ ENGINES: tuple[Engine, ...] = (
         write=function_of("bridge.write.write"),
         starts=("megatron",),
     ),
-    _uniform("torchtitan", "torchtitan", "torchtitan", "TOML or script", titled_by_release=True),
+    _uniform(
+        "torchtitan",
+        "torchtitan",
+        "torchtitan",
+        "TOML, script or recipe in Python",
+        titled_by_release=True,
+    ),
     _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script", asks_for_batch=True),
     _uniform(
         "accelerate",

@@ -14,14 +14,17 @@ from typing import Any
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
 from autopar.rates.devices import lacks_precision
-from autopar.records import Record
-from autopar.run.rules import Notice, broken
+from autopar.records import Record, replace
+from autopar.run.architecture import Model
+from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
+from search.engines.arguments import BOTH
 from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
     CheckOptions,
+    ReadResult,
     attempt,
     read_notes,
     unread,
@@ -40,10 +43,13 @@ from search.engines.torchtitan.read import (
     read_titan,
 )
 from search.engines.torchtitan.rules import FILE
+from search.engines.torchtitan.source import TitanRecipe, is_source, read_source, recipes
 
 _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
 
 
+_EXPERTS_SPLIT = "expert_tensor_parallel_degree"
+"""Degree that release 0.3 does not have."""
 _CONFIG_FILE = "job.config-file"
 """Argument of torchtitan that passes a job file."""
 
@@ -53,11 +59,36 @@ def owns(source: Configuration) -> bool:
 
     A script is of torchtitan if it passes such a document.
     """
-    document = source.document
-    if _CONFIG_FILE in (source.flags or {}):
+    document, flags = source.document, source.flags or {}
+    if source.python is not None:
+        return is_source(source.python)
+    if _CONFIG_FILE in flags or _is_launch(source):
         return True
     model, training = document.get("model"), document.get("training")
     return isinstance(model, Mapping) and "flavor" in model and isinstance(training, Mapping)
+
+
+def _is_launch(source: Configuration) -> bool:
+    """Return True for a launch of release 0.3: `-m torchtitan.train --module M --config NAME`."""
+    program = "" if source.command is None else source.command.program
+    named = {"module", "config"} <= (source.flags or {}).keys()
+    return named and program.startswith("torchtitan")
+
+
+def _recipe(source: Configuration, given: dict[str, Any], notes: list[str]) -> TitanRecipe:
+    """Return the recipe of a Python file, or the one that a launch of 0.3 names.
+
+    given : values of the launch by dotted key; `module` and `config` are taken out.
+    """
+    if source.python is not None:
+        return read_source(source.path, source.python)
+    module, name = str(given.pop("module")), str(given.pop("config"))
+    known = recipes().get(name)
+    if known is not None and module in ("", known["model"]["name"]):
+        return TitanRecipe(document=known)
+    file = f"{module.replace('.', '/')}.py"
+    path, text = named_text(file, source.path.parent, source.written, notes)
+    return read_source(path, path.read_text("utf-8") if text is None else text, name)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -249,17 +280,33 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     notes = [*source.notes]
     document: Mapping[str, Any] = source.document
     given = _given(source)
-    if source.flags is not None:
+    recipe = None
+    if source.python is not None or _is_launch(source):
+        recipe = _recipe(source, given, notes)
+        document = _with_keys(recipe.document, given)
+    elif source.flags is not None:
         name = "".join(source.flags[_CONFIG_FILE][:1])
         path, text = named_text(name, source.path.parent, source.written, notes)
         job = read_configuration(path, text=text).document
         document = _with_keys(job, given)
     keys = keys_of(document, str(source.path))
-    found = attempt(
-        lambda: read_titan(document, world_size=world, gpu=asked.gpu, source=str(source.path))
-    )
+    model = None if recipe is None else recipe.model
+    found = ReadResult()
+    if recipe is None or not recipe.unknown:
+        found = attempt(
+            lambda: read_titan(
+                document, world_size=world, gpu=asked.gpu, model=model, source=str(source.path)
+            )
+        )
     file = _file(keys, world, asked.gpu)
-    said = [*with_problems(found, () if file is None else _broken(file, found.run))]
+    unknown = () if recipe is None else recipe.unknown
+    facts = [notice("torchtitan.unknown", "not understood", "{fact}",
+                    "Write the value into the file", fact=text) for text in unknown]  # fmt: skip
+    said = [replace(one, withdraws=BOTH) for one in facts]
+    if found.run is not None and found.run.kernels.graphs != "none":
+        text = "memory of CUDA graphs is not counted; their time is (training.disable_cuda_graphs)"
+        said.append(notice("torchtitan.graphs", "not priced", text))
+    said += [*with_problems(found, () if file is None else _broken(file, found.run))]
     idle = dict(_idle(file, found.run)) if file is not None else {}
     said += without_effect("torchtitan", idle.items())
     entries = (one for one in found.ignored if one.flag not in idle)
@@ -276,15 +323,16 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         findings=tuple(said),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words_of_values(keys.values),
-        moves=_MOVES,
-        written=partial(_written, document, frozenset(given), world, asked.gpu, found.run),
+        # Recipes choose the recomputation by a class, not by a value.
+        moves=_MOVES if recipe is None else _MOVES - {"recompute"},
+        written=partial(_written, document, frozenset(given), world, asked.gpu, found.run, model),
         spelled=_spelled,
     )
 
 
 _REFUSED = "Releases since late 2025 refuse unknown keys"
 _TIMES: Mapping[Generation, str] = {
-    "2024": "keys of 2024", "2025": "keys of 2025", "0.2": "keys of 0.2",
+    "2024": "keys of 2024", "2025": "keys of 2025", "0.2": "keys of 0.2", "0.3": "keys of 0.3",
 }  # fmt: skip
 
 
@@ -333,9 +381,12 @@ def _written(
     world: int,
     gpu: str,
     before: Run | None,
+    model: Model | None,
     after: Run,
 ) -> Changes | None:
     """Return the changes of keys after which the file describes the run `after`.
+
+    model : that of a recipe that builds its own; None: the document names it.
 
     The changed file is read again. Returns None if it then describes another run or violates a
     rule, if its generation has no key for the change, or if an argument overrides the key.
@@ -347,9 +398,11 @@ def _written(
         return None  # files with `batch_size` predate `global_batch_size`
     if overridden & wanted.keys():
         return None
+    if generation_of(keys) == "0.3" and any(name.endswith(_EXPERTS_SPLIT) for name in wanted):
+        return None
     changed = _with_keys(document, wanted)
     try:
-        again = read_titan(changed, world_size=world, gpu=gpu, source=before.name).run
+        again = read_titan(changed, world_size=world, gpu=gpu, model=model, source=before.name).run
     except InputError:
         return None
     file = _file(keys_of(changed, ""), world, gpu)

@@ -1,9 +1,10 @@
 """Reader of torchtitan job files (TOML), which returns runs for memory and time estimates.
 
-It knows the keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
-(`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`). The keys come
-from `torchtitan/config/job_config.py` and `config_manager.py` of each generation. Release 0.3 has
-Python recipes instead. `search.engines.torchtitan.check` reports settings that torchtitan rejects.
+It knows the keys of four generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
+(`[parallelism]`, `[float8]`, `training.compile`), 0.2 (`[compile]`, `[quantize]`) and 0.3, whose
+Python recipes `search.engines.torchtitan.source` reads as sections. The keys come from
+`torchtitan/config/job_config.py`, `config_manager.py` and `configs.py` of each generation.
+`search.engines.torchtitan.check` reports settings that torchtitan rejects.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autopar.run.rules import BATCH, refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     ExpertKernels,
+    Graphs,
     Kernels,
     Optimizer,
     Overlap,
@@ -44,7 +46,8 @@ from search.engines.megatron.read import ReadRun
 from search.engines.space import TORCH_EXPERTS
 from search.engines.torchtitan.rules import GRID, LOCAL_BATCH, WHOLE_STAGES
 
-Generation = Literal["2024", "2025", "0.2"]
+Generation = Literal["2024", "2025", "0.2", "0.3"]
+_RECENT = ("0.2", "0.3")
 _HARMLESS = frozenset(
     {
         "checkpoint", "comm", "debug", "fault_tolerance", "job", "lr_scheduler",
@@ -97,6 +100,9 @@ _KNOWN = frozenset(
             "moe_fqns_prototype")),
         "quantize.grouped_mm.mx.recipe_name", "quantize.moe.mx.recipe_name",
         "liger_kernel.enable_fused_linear_cross_entropy",
+        # Of 0.3.
+        "parallelism.context_parallel_ptrr_mask_key",
+        "training.disable_cuda_graphs", "debug.moe_force_load_balance",
     }
 )  # fmt: skip
 """Valid keys that the reader looks up only if another setting makes them effective."""
@@ -126,6 +132,8 @@ def keys_of(document: Mapping[str, Any], source: str) -> Keys:
 def generation_of(keys: Keys) -> Generation:
     """Return the torchtitan generation of a job file, recognised by its keys."""
     values = keys.values
+    if keys.has("parallelism.spmd_backend"):
+        return "0.3"
     newest = (
         "compile.", "quantize.", "debug.", "model.hf_assets_path", "checkpoint.enable",
         "parallelism.module_fqns_per_model_part", "parallelism.expert_tensor_parallel_degree",
@@ -237,7 +245,8 @@ def read_titan(
     else:
         experts = _experts(keys, degrees)
     precision, gathered = _precision(keys)
-    if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
+    # The precision of recipes also holds where nothing is sharded.
+    if generation != "0.3" and degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
         # torchtitan uses autocast only for pure data parallelism, and the mixed precision of FSDP2
         # only where ranks shard. Otherwise it computes in fp32.
         precision = replace(precision, kind="fp32")
@@ -245,13 +254,15 @@ def read_titan(
     recompute, every = _recompute(keys)
     micro, batch = _batch(keys, degrees, generation)
     schedule = _schedule(keys, degrees.pp)
+    chunks = keys.number("loss.num_chunks", 1)
     zero = _zero(keys, degrees)
     refuse(GRID, grid_values(degrees))
     layers, ends = uniform_layers(
         model.num_layers,
         Split(
             tp=degrees.tp,
-            sequence_parallel=degrees.tp > 1,
+            sequence_parallel=degrees.tp > 1
+            and keys.flag("parallelism.enable_sequence_parallel", True),
             cp=degrees.cp,
             ep=degrees.ep,
             etp=degrees.etp,
@@ -289,11 +300,13 @@ def read_titan(
                 attention="flash",
                 module="torchtitan",
                 compiled=compiled,
-                loss="compiled" if compiled_loss else "whole",
+                graphs=_graphs(keys, degrees, generation),
+                loss="chunked" if chunks > 1 else "compiled" if compiled_loss else "whole",
+                loss_chunks=chunks,
                 loss_parallel=not _whole_loss(keys),
-                fused_norms=generation == "0.2",
+                fused_norms=generation in _RECENT,
                 repeated_heads=True,
-                quirks=Quirks(stage_outputs=generation != "0.2"),
+                quirks=Quirks(stage_outputs=generation not in _RECENT),
             ),
             experts=experts,
         ),
@@ -378,10 +391,13 @@ def _precision(keys: Keys) -> tuple[Precision, bool]:
         "quantize.linear.float8.enable_fsdp_float8_all_gather",
         "quantize.dense.float8.enable_fsdp_float8_all_gather",
     )
+    scales = ("float8", "quantize.linear.float8", "quantize.dense.float8")
+    rows = any(keys.text(f"{one}.recipe_name").startswith("rowwise") for one in scales)
     precision = Precision(
         kind="fp32" if wide == "float32" else "bf16",
         fp8=linear or blocks,
         fp8_recipe="mxfp8" if blocks else "tensorwise",
+        row_scales=linear and rows,
     )
     return precision, linear and keys.flag(gathers)
 
@@ -391,7 +407,7 @@ def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
 
     Releases of 2024 do not compile the loss.
     """
-    if generation == "0.2" and not keys.has("training.compile"):
+    if generation in _RECENT and not keys.has("training.compile"):
         parts = keys.text("compile.components", "model,loss").split(",")
         on = keys.flag("compile.enable")
         return on and "model" in parts, on and "loss" in parts
@@ -442,6 +458,16 @@ def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[i
     micro = keys.number("parallelism.pipeline_parallel_microbatch_size", 1)
     refuse(LOCAL_BATCH, {"local_batch": local, "micro_batch": micro})
     return micro, batch
+
+
+def _graphs(keys: Keys, degrees: TitanDegrees, generation: Generation) -> Graphs:
+    """Return the CUDA graphs of the forward and backward pass, which 0.3 has by default.
+
+    Pipelines have none, and neither have experts of several ranks, whose dispatch waits for the
+    host.
+    """
+    on = generation == "0.3" and not keys.flag("training.disable_cuda_graphs")
+    return "full" if on and degrees.pp == degrees.ep == 1 else "none"
 
 
 def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
@@ -527,7 +553,7 @@ def _sizes(
     if keys.text(points):
         return _split(keys, points, layers)
     ends = (0, 0)
-    if generation == "0.2":
+    if generation in _RECENT:
         ends = (
             keys.number("parallelism.pipeline_parallel_first_stage_less_layers", 1, least=0),
             keys.number("parallelism.pipeline_parallel_last_stage_less_layers", 1, least=0),

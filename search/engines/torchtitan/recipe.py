@@ -7,19 +7,19 @@ the recipe defines a subclass of `FullAC`. `docs/guides/export.md` compares the 
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
 
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.records import replace
-from autopar.run.architecture import LayerGroup, Mlp, Model
-from autopar.run.run import Run, run_with_split
+from autopar.run.architecture import LayerGroup, Model
+from autopar.run.run import Run
 from search.engines.exporter_types import Draft, ExportTarget, spec_of
 from search.engines.torchtitan.read import read_titan
+from search.engines.torchtitan.source import read_source
 from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
 
 VERSION = "0.3.0"
@@ -366,9 +366,9 @@ def _config(run: Run, place: ExportTarget, policy: str) -> str:
         "seq_len": "SEQ_LEN",
         "steps": run.steps or 1000,
         "mixed_precision_param": '"float32"' if wide else '"bfloat16"',
+        # The memory of graphs is not planned, and pipelines have none.
+        "disable_cuda_graphs": True,
     }
-    if piped:
-        training["disable_cuda_graphs"] = True  # torchtitan requires it with pipelines
     return f'''
 def {_FUNCTION}() -> Trainer.Config:
     """Return the configuration that `--module {_MODULE} --config {_FUNCTION}` names."""
@@ -430,73 +430,30 @@ def _notes(run: Run, place: ExportTarget) -> Iterator[str]:
 
 
 def _read(text: str, run: Run) -> Run:
-    """Return the run that a recipe describes, with the model sizes from its constants.
+    """Return the run that a recipe describes.
 
     run : the written run, which supplies the parts of the model that a recipe does not contain.
     """
-    calls: dict[str, dict[str, Any]] = {}
-    constants: dict[str, Any] = {}
-
-    def value(node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            return constants.get(node.id)
-        try:
-            return ast.literal_eval(node)
-        except ValueError:
-            return ast.unparse(node)
-
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            constants[node.targets[0].id] = value(node.value)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            calls[name] = {key.arg: value(key.value) for key in node.keywords if key.arg}
-    parallelism = dict(calls["ParallelismConfig"])
-    scattered = parallelism.pop("enable_sequence_parallel")
-    if "STAGE_SIZES" in constants:
-        parallelism["module_fqns_per_model_part"] = _stage_modules(constants["STAGE_SIZES"])
-    policy = calls["Trainer.Config"]["activation_checkpoint"]
-    document = {
-        "parallelism": parallelism,
-        "training": calls["TrainingConfig"],
-        "activation_checkpoint": {"mode": "none" if policy is None else "full"},
-        "compile": {"enable": calls["CompileConfig"]["enable"]},
-    }
-    width = constants["HEAD_DIM"]
-    attention = replace(
-        run.model.attention,
-        heads=constants["NUM_HEADS"],
-        kv_heads=constants["NUM_KV_HEADS"],
-        width=width,
-        value_width=width,
-    )
+    found = read_source(Path(FILE), text)
+    built = found.model
+    assert built is not None, "a recipe builds its model"
+    attention, width = built.attention, built.attention.width
     layer = replace(
         run.model.last,
-        hidden=constants["DIM"],
-        mixers=(attention,),
-        mlp=Mlp(width=constants["FFN_DIM"], gated=True),
-    )
+        hidden=built.hidden,
+        mixers=(replace(run.model.attention, heads=attention.heads, kv_heads=attention.kv_heads,
+                        width=width, value_width=width),),
+        mlp=built.last.mlp,
+    )  # fmt: skip
     model = replace(
         run.model,
-        layers=(LayerGroup(count=constants["NUM_LAYERS"], layer=layer),),
+        layers=(LayerGroup(count=built.num_layers, layer=layer),),
         repeat=1,
-        vocab=constants["VOCAB_SIZE"],
-        tied=calls["Llama3Model.Config"]["enable_weight_tying"],
+        vocab=built.vocab,
+        tied=built.tied,
     )
-    found = read_titan(document, world_size=run.strategy.gpus, gpu=run.gpu, model=model).run
-    # Unlike job files, recipes have a switch for sequence parallelism and a default number of
-    # steps, and their precision also holds where nothing is sharded.
-    wide = calls["TrainingConfig"]["mixed_precision_param"] == "float32"
-    precision = replace(found.runtime.precision, kind="fp32" if wide else "bf16")
-    found = run_with_split(found, sequence_parallel=scattered and found.split.tp > 1)
-    return replace(found, runtime=replace(found.runtime, precision=precision), steps=run.steps)
-
-
-def _stage_modules(sizes: list[int]) -> list[list[str]]:
-    """Return the modules of every stage of a recipe, with the module names of release 0.2."""
-    names = [f"layers.{layer}" for layer in range(sum(sizes))]
-    stages = [[names.pop(0) for _ in range(size)] for size in sizes]
-    stages[0].insert(0, "tok_embeddings")
-    stages[-1] += ["norm", "output"]
-    return stages
+    # The loss in chunks is not planned. LayersAC recomputes whole layers.
+    document = {key: value for key, value in found.document.items() if key != "loss"}
+    document.setdefault("activation_checkpoint", {"mode": "full"})
+    again = read_titan(document, world_size=run.strategy.gpus, gpu=run.gpu, model=model).run
+    return replace(again, steps=run.steps)

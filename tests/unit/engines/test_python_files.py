@@ -102,6 +102,8 @@ def found_by(body: str) -> tuple[Section, Evaluator]:
          {"b": 7}),
         ("class Own:\n    def __init__(self, x):\n        self.y = 2 * x\ncfg = Own(3)\nreturn cfg",
          {"y": 6}),
+        ("a = [1, 2, 3, 4]\ndel a[:2], a[-1]\ncfg = make(a=a)\nreturn cfg", {"a": [3]}),
+        ("d = {1: 2, 3: 4}\ndel d[1]\ncfg = make(a=d)\nreturn cfg", {"a": {3: 4}}),
         ("def validate(c):\n    c.a = 1\ncfg = make()\nvalidate(cfg)\nreturn cfg", {"a": 1}),
         ("cfg = make()\ntry:\n    cfg.s = 1\nfinally:\n    cfg.t = 2\nreturn cfg",
          {"s": 1, "t": 2}),

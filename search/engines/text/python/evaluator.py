@@ -27,6 +27,8 @@ from search.engines.text.python.values import (
     Sets,
     Unknown,
     equal,
+    has_unknown_keys,
+    holds_unknown,
     loaded,
     refill,
 )
@@ -259,9 +261,18 @@ class _Frame(Expressions):
                 self._lose(node, f"{', '.join(node.names)} may be set outside of the function")
             case ast.Delete():
                 for target in node.targets:
-                    self._assign(target, self._unknown(node, "it is deleted"))
+                    self._delete(target)
             case _:
                 self._blur(node, f"a {type(node).__name__.lower()} statement is not followed")
+
+    def _delete(self, target: ast.expr) -> None:
+        if isinstance(target, ast.Subscript):
+            of, key = self.value(target.value), self.index(target.slice)
+            if isinstance(of, list | dict) and not holds_unknown(key) and not has_unknown_keys(of):
+                self._owner.journal.altered(of)
+                self._tried(target, lambda: of.__delitem__(key))
+                return
+        self._assign(target, self._unknown(target, "it is deleted"))
 
     def _if(self, node: ast.If) -> None:
         known = self.truth(node.test)

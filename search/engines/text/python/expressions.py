@@ -335,15 +335,20 @@ class Expressions:
             left = right
         return True
 
+    def index(self, node: ast.expr) -> Any:
+        """Return the value of an index, a slice for `a:b:c`."""
+        if not isinstance(node, ast.Slice):
+            return self.value(node)
+        parts = [None if one is None else self.value(one)
+                 for one in (node.lower, node.upper, node.step)]  # fmt: skip
+        unknown = next((one for one in parts if holds_unknown(one)), None)
+        return slice(*parts) if unknown is None else self._unknown(node, "a part of the slice")
+
     def _subscript(self, node: ast.Subscript) -> Any:
         of = self.value(node.value)
         if isinstance(of, Unknown):
             return of
-        if isinstance(node.slice, ast.Slice):
-            parts = [None if one is None else self.value(one)
-                     for one in (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
-            return self._tried(node, lambda: of[slice(*parts)])
-        key = self.value(node.slice)
+        key = self.index(node.slice)
         if isinstance(key, Unknown):
             return key
         if isinstance(of, Named) and isinstance(key, str) and of.is_class:
@@ -435,7 +440,7 @@ class Expressions:
                 return found
             if called.is_class:
                 numbered = {str(at): word for at, word in enumerate(words)}
-                return Section(called.last, {**numbered, **named})
+                return Section(called.class_name, {**numbered, **named})
         return self._lost_call(node, words, named)
 
     def _lost_call(self, node: ast.Call, words: list[Any], named: Mapping[str, Any]) -> Unknown:

@@ -42,6 +42,12 @@ class Named(Record):
         """True for the name of a class, which is not in capitals alone."""
         return self.last[:1].isupper() and not self.last.isupper()
 
+    @property
+    def class_name(self) -> str:
+        """Name of a class with that of the class around it, such as `Trainer.Config`."""
+        outer = self.name.rpartition(".")[0].rpartition(".")[2]
+        return f"{outer}.{self.last}" if outer[:1].isupper() else self.last
+
 
 class Section:
     """Instance of a class: its name and the fields that were set.
