@@ -112,6 +112,12 @@ def engine_named(name: str) -> Engine:
     return _with_name(name, ENGINES)
 
 
+def planned_as(name: str) -> str:
+    """Return the engine of the plans that an engine runs: megatron for megatron-bridge."""
+    own = engine_named(name)
+    return own.name if own.spaces is not None else own.starts[0]
+
+
 def writer_of(name: str, run: Run) -> str:
     """Return the engine whose files train a run of the engine with a name of ENGINES."""
     tuner = engine_named(name).tuner if run.runtime.adapters is not None else ""

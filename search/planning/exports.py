@@ -37,7 +37,13 @@ from search.engines.plans import (
     space_of,
 )
 from search.engines.space import EngineSpace, run_of
-from search.engines.table import EXPORTERS, engine_named, engine_space, writer_of
+from search.engines.table import (
+    EXPORTERS,
+    engine_named,
+    engine_space,
+    planned_as,
+    writer_of,
+)
 from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import target_of
@@ -198,8 +204,9 @@ def _of_other(stored: StoredRun, engine: str) -> tuple[ConvertedRun, EngineSpace
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = run_of(own, question.job, stored.choice)
-    found = converted(question, stored.run, usual, stored.choice, engine)
-    return found, engine_space(engine, compiled=found.choice.compiled)
+    planned = planned_as(engine)
+    found = converted(question, stored.run, usual, stored.choice, planned)
+    return found, engine_space(planned, compiled=found.choice.compiled)
 
 
 def _change(before: Assessment, after: Assessment, title: str) -> str:

@@ -210,8 +210,13 @@ class SearchOptions:
         "static",
         help="growth of memory with the sequence",
         panel=_COST,
-        # Memory has no batch mode: it is per sample already.
-        choices={"static": "static", "batch": "static", "sequence": "sequence"},
+        # Memory is per sample already: a batch changes nothing.
+        choices={
+            "static": "static",
+            "batch": "static",
+            "sequence": "sequence",
+            "hybrid": "sequence",
+        },
     )
     mixed_precision: Literal["bf16", "fp16", "fp32"] = option(
         "bf16", help="training precision", panel=_COST

@@ -550,20 +550,24 @@ _OldSizes = tuple[int, int, int, int, int]
 _OLD_SIZES: Mapping[_OldSizes, tuple[str, str, int]] = {
     (4096, 32, 32, 11008, 32000): ("llama_hf", "llama-7b", 32),
     (5120, 40, 40, 13824, 32000): ("llama_hf", "llama-13b", 40),
-    (6656, 52, 52, 17920, 32000): ("llama_hf", "llama-30b", 60),
+    (1024, 16, 16, 2816, 32000): ("llama_hf", "llama-0.3b", 24),
+    (8192, 64, 8, 22016, 32000): ("llama_hf", "llama-30b", 48),
     (8192, 64, 8, 28672, 32000): ("llama_hf", "llama2-70b", 80),
-    (3584, 28, 4, 18944, 152064): ("llama_hf", "qwen2.5-7b", 28),
+    (3584, 28, 28, 18944, 152064): ("llama_hf", "qwen2.5-7b", 28),
     (8192, 64, 8, 29568, 152064): ("llama_hf", "qwen2.5-72b", 80),
+    (1024, 16, 16, 4096, 50257): ("gpt_hf", "gpt-0.3b", 24),
+    (1600, 32, 32, 6400, 50257): ("gpt_hf", "gpt-1.5b", 48),
+    (2560, 32, 32, 10240, 50257): ("gpt_hf", "gpt-2.7b", 32),
     (4096, 32, 32, 16384, 50257): ("gpt_hf", "gpt-6.7b", 32),
-    (768, 12, 12, 3072, 32128): ("t5_hf", "t5-base", 12),
-    (1024, 16, 16, 4096, 32128): ("t5_hf", "t5-large", 24),
-    (1024, 32, 32, 16384, 32128): ("t5_hf", "t5-3B", 24),
+    (512, 8, 8, 2048, 32128): ("T5", "t5-small", 6),
+    (768, 12, 12, 3072, 32128): ("T5", "t5-base", 12),
+    (1024, 16, 16, 4096, 32128): ("T5", "t5-large", 24),
+    (1024, 32, 32, 16384, 32128): ("T5", "t5-3B", 24),
 }
 """Folder in galvatron/models, `--model_size` and number of layers, by model sizes.
 
-T5 models have this number of layers in the encoder and in the decoder. Sources: `path_dict` in
-`meta_configs/config_utils.py` and the choices of `--model_size` in `arguments.py`, of v2.4 and
-later.
+T5 models have this number of layers in the encoder and in the decoder. Source: the files of
+`meta_configs` at v2.4.0. There qwen2.5-7b has no `n_kv_heads`, and so a KV head for each head.
 """
 
 
@@ -586,7 +590,7 @@ def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
     found = next(iter(known.values()), None)
     if found is None:
         return None
-    if found[0] == "t5_hf":
+    if found[0] == "T5":
         return found if len(spec.layers) == 2 and layer.cross_attention else None
     # Sizes alone do not distinguish the blocks of Llama and GPT.
     is_llama = layer.gated_mlp and not layer.biases

@@ -380,7 +380,7 @@ def _notes(job: ExportJob, plan: Plan) -> list[str]:
         notes.append("some sizes of the model are unknown: set MODEL_ARGS")
     else:
         notes += [
-            f"the trainer's Llama has no {name}: the model is {job.spec.name} without"
+            f"the trainer's Llama lacks {name}: the model is {job.spec.name} without"
             for name in _left_out(job.spec)
         ]
     if plan.pipeline_type == "gpipe":

@@ -35,7 +35,14 @@ from search.engines.exporter_types import UnsupportedFeature
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
-from search.engines.table import engine_of, engine_space, launch_file, read_checked, variants
+from search.engines.table import (
+    engine_of,
+    engine_space,
+    launch_file,
+    planned_as,
+    read_checked,
+    variants,
+)
 from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
 from search.request.profiles import card_with_shape, is_bare_card, named_card
@@ -66,8 +73,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     kept = {name: value for name, value in raw.items() if name != "check-ignore"}
     request: dict[str, object] = {**kept, **_question(run, inputs.model, path)}
     question = open_launches(build_request(request))
-    # plans of Megatron-Bridge are plans of Megatron-LM
-    engine = own.name if own.spaces is not None else own.starts[0]
+    engine = planned_as(own.name)
     choice = choice_of(run)
     try:
         usual = run_of(engine_space(engine), question.job, choice)

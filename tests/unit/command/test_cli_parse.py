@@ -68,6 +68,7 @@ def test_defaults_are_those_of_search_options() -> None:
         (["--profile_mode", "sequence"], "time_profile_mode", "sequence"),
         (["--profile_mode", "sequence"], "memory_profile_mode", "sequence"),
         (["--profile_mode", "batch"], "memory_profile_mode", "static"),
+        (["--memory_profile_mode", "hybrid"], "memory_profile_mode", "sequence"),
         (
             ["--profile-mode", "batch", "--time-profile-mode", "static"],
             "time_profile_mode",

@@ -185,9 +185,12 @@ def test_names_are_quoted() -> None:
         ("llama2-7b", "llama-7b", "llama_hf"),
         ("llama2-13b", "llama-13b", "llama_hf"),
         ("llama2-70b", "llama2-70b", "llama_hf"),
-        ("qwen2.5-7b", "qwen2.5-7b", "llama_hf"),
+        ("qwen2.5-7b", None, "the folder of the model"),  # its file has 28 KV heads
+        ("qwen2.5-72b", "qwen2.5-72b", "llama_hf"),
+        ("llama-30b", None, "the folder of the model"),  # its llama-30b has 48 layers of 8,192
         ("gpt-6.7b", "gpt-6.7b", "gpt_hf"),
-        ("t5-3b", "t5-3B", "t5_hf"),
+        ("gpt-2.7b", "gpt-2.7b", "gpt_hf"),
+        ("t5-3b", "t5-3B", "T5"),
         ("llama3-8b", None, "the folder of the model"),
         ("gpt2-xl", None, "the folder of the model"),
         ("bert-large", None, "the folder of the model"),

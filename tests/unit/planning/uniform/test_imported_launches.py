@@ -296,6 +296,8 @@ def launch_file(run: Run, engine: str) -> str:
         ("megatron", {"zero": 3, "offload": "core_attn"}, "torchtitan",
          ["torchtitan has no activations of modules on the host: they stay on the device"]),
         ("accelerate", {"zero": 3}, "torchtitan", []),
+        ("torchtitan", {"pp": 2, "zero": 3}, "megatron-bridge",
+         ["Megatron-LM has no ZeRO-3 with pipeline stages: ZeRO-1"]),
     ],
 )  # fmt: skip
 def test_another_trainer_gets_the_nearest_launch_with_what_is_lost(
