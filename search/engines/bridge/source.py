@@ -60,7 +60,7 @@ _SECTIONS = frozenset({
 
 
 class BridgeKnown:
-    """What is known of Megatron-Bridge, for `Evaluator`."""
+    """Knowledge of Megatron-Bridge, for `Evaluator`."""
 
     def __init__(
         self,

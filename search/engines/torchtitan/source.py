@@ -69,7 +69,7 @@ _CHUNKS = 8
 
 
 class TitanKnown:
-    """What is known of torchtitan, for `Evaluator`."""
+    """Knowledge of torchtitan, for `Evaluator`."""
 
     def __init__(
         self, source: Callable[[str], str | None], recipe: Callable[[str], Section | None]

@@ -81,7 +81,7 @@ class Lost(Record):
 
 
 class Known(Protocol):
-    """What the caller knows of modules without source, and of default values."""
+    """Knowledge of the caller: modules without source, and default values."""
 
     def module(self, name: str) -> str | None:
         """Return the source of a module by its dotted name; None: without source."""
