@@ -45,7 +45,7 @@ from search.engines.table import (
 )
 from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
-from search.request.profiles import card_with_shape, is_bare_card, named_card
+from search.request.profiles import card_with_shape, named_card
 from search.request.request import ROWS, Request, build_request
 
 
@@ -110,19 +110,25 @@ def _read(path: str, own: Engine, asked: Request, gpu: str, world_size: int | No
 def with_cluster(path: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return options whose hardware, a card alone, has the GPUs of an engine's file.
 
-    Options with a size of the cluster, and those for other files, are returned as they are.
+    Options with a size of the cluster, and those for other files, are returned as they are. Raises
+    InputError for the name of an unknown card.
     """
+    from autopar.documents.catalog import find_card, hardware_names
     from autopar.rates.card import load_card
 
     raw = own_names(raw, ROWS)
     card = raw.get("hardware")
     if (
         not isinstance(card, str)
-        or {"nodes", "gpus-per-node", "gpus"} & raw.keys()
-        or not is_bare_card(card)
         or not holds_launch(path)
         or (path.endswith(".json") and is_launch(path))
+        or named_card(card)
+        or Path(card).exists()
+        or card in hardware_names()
     ):
+        return dict(raw)
+    find_card(card)
+    if {"nodes", "gpus-per-node", "gpus"} & raw.keys():
         return dict(raw)
     asked = build_request({name: value for name, value in raw.items() if name != "hardware"})
     device = load_card(card)

@@ -351,6 +351,17 @@ def test_ranks_that_a_trainer_does_not_have_are_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--to", "torchtitan"], ["--from", "megatron"]])
+def test_an_unknown_card_is_the_fault(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither ignored nor told as a missing number of GPUs."""
+    path = files_of(MEGATRON, "megatron")
+    assert export.run([path, *words, "--hardware", "hxx", "--out", "own.json"]) == 2
+    assert "no device card 'hxx'" in capsys.readouterr().err
+    assert not Path("own.json").exists()
+
+
 def test_a_plan_does_not_go_to_megatron_bridge(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.json").write_text("{}")
 
