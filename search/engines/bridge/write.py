@@ -287,8 +287,15 @@ def _graphs(run: Run, recipe: Recipe) -> Settings:
             "model.cuda_graph_impl": "local",
             "model.cuda_graph_scope": ["full_iteration"],
         }
+    if run.kernels.graphs == "attention":
+        return {
+            "model.cuda_graph_impl": "transformer_engine",
+            "model.cuda_graph_scope": ["attn"],
+        }
+    impl = recipe.settings.get("model.cuda_graph_impl")
     scope = recipe.settings.get("model.cuda_graph_scope") or ()
-    if recipe.settings.get("model.cuda_graph_impl") and "full_iteration" not in scope:
+    whole = impl == "full_iteration" or "full_iteration" in scope
+    if impl not in (None, "none") and not whole and [*scope] != ["attn"]:
         return {}  # keep the partial graphs of the recipe
     routed = ["moe_router", "moe_preprocess"] if run.model.experts is not None else []
     return {
