@@ -8,13 +8,11 @@ Megatron-Bridge that have no source there.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.errors import DocumentError
 from autopar.records import Record
 from search.engines.bridge.keys import HARMLESS_KEYS, KEYS
 from search.engines.bridge.recipes import (
@@ -28,13 +26,11 @@ from search.engines.bridge.recipes import (
 )
 from search.engines.huggingface.architectures import architecture
 from search.engines.text.python import (
-    Evaluator,
-    Module,
     Named,
     Section,
     Sets,
-    TooLongError,
     Unknown,
+    built_by,
     holds_unknown,
 )
 
@@ -243,6 +239,7 @@ def read_source(path: Path, text: str) -> PythonFile:
     Raises DocumentError for a file that is not Python, without a recipe, or with several.
     """
     bases: dict[int, Recipe] = {}
+    kept: list[Section] = []  # an `id` is of one object while the object exists
 
     def recipe(name: str) -> Section | None:
         found = named_recipe(name)
@@ -253,24 +250,9 @@ def read_source(path: Path, text: str) -> PythonFile:
         kept.append(section)
         return section
 
-    kept: list[Section] = []
     known = BridgeKnown(lambda _: None, recipe)
-    evaluator = Evaluator(known)
-    try:
-        module = evaluator.load("__main__", text, path.name)
-        found = known.started or _returned(evaluator, module)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f"line {error.lineno} " if isinstance(error, SyntaxError) else ""
-        raise DocumentError(path, f"{line}is no Python that can be read") from None
-    except TooLongError:
-        raise DocumentError(path, "computes too much to be followed") from None
-    if not found:
-        remedy = "Return a ConfigContainer from a function, as the recipes of Megatron-Bridge do"
-        raise DocumentError(path, "has no function that returns a recipe", remedy=remedy)
-    if len(found) > 1:
-        remedy = "Keep one of them in the file"
-        raise DocumentError(path, f"has {len(found)} recipes", remedy=remedy)
-    config = found[0]
+    built = built_by(path, text, known, CONFIG, started=lambda: known.started)
+    config = built.config
     read = read_recipe(config)
     base = bases.get(id(config))
     settings = {} if base is None else base.settings
@@ -288,46 +270,17 @@ def read_source(path: Path, text: str) -> PythonFile:
         for name, value in (given.items() if isinstance(given, dict) else ())
         if isinstance(value, str | int)
     }
-    parts = {id(config), *_parts(config)}
-    said = [(one.line, f"{key} is not known: {one.why}") for key, one in read.unknown.items()
-            if key in KEYS or HARMLESS_KEYS.fullmatch(key) is None]  # fmt: skip
-    said += [(one.line, one.what) for one in evaluator.lost if not one.of or parts & {*one.of}]
+    counted = {
+        key: one for key, one in read.unknown.items()
+        if key in KEYS or HARMLESS_KEYS.fullmatch(key) is None
+    }  # fmt: skip
     kind: Literal["library", "performance", "tuning"] = "library" if base is None else base.kind
     return PythonFile(
         recipe=Recipe(name=path.name, model=model, kind=kind, settings=settings),
         own=changed,
         environment=environment,
-        unknown=tuple(f"line {line}: {text}" for line, text in sorted({*said})),
+        unknown=built.sentences(counted),
     )
-
-
-def _returned(evaluator: Evaluator, module: Module) -> list[Section]:
-    """Return the configurations of the functions that no other function with one calls."""
-    found = {}
-    for name, node in module.functions.items():
-        required = len(node.args.args) - len(node.args.defaults)
-        if required == 0 and not node.name.startswith("_"):
-            lost = len(evaluator.lost)
-            value = evaluator.call(module, name)
-            if isinstance(value, Section) and value.name == CONFIG:
-                found[name] = value
-            else:
-                del evaluator.lost[lost:]
-    called = {
-        inner.func.id
-        for name in found
-        for inner in ast.walk(module.functions[name])
-        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
-    }
-    return [value for name, value in found.items() if name not in called]
-
-
-def _parts(section: Section) -> Iterator[int]:
-    """Yield the `id` of all sections of a configuration."""
-    for value in section.fields.values():
-        if isinstance(value, Section):
-            yield id(value)
-            yield from _parts(value)
 
 
 def _section(recipe: Recipe) -> Section:

@@ -14,16 +14,14 @@ from typing import Any
 
 import msgspec
 
-from autopar.errors import DocumentError
 from autopar.records import Record, replace
 from autopar.run.architecture import LayerGroup, Mlp, Model
 from search.engines.huggingface.models import flavour
 from search.engines.text.python import (
-    Evaluator,
     Named,
     Section,
-    TooLongError,
     Unknown,
+    built_by,
     holds_unknown,
 )
 
@@ -189,41 +187,13 @@ def read_source(path: Path, text: str, name: str = "") -> TitanRecipe:
     name : of its function; empty for its only one. Raises DocumentError for a file that is not
     Python, without a recipe, or with several.
     """
-    known = TitanKnown(lambda _: None, _packaged)
-    evaluator = Evaluator(known)
-    found: dict[str, Section] = {}
-    try:
-        module = evaluator.load("__main__", text, path.name)
-        for function in [name] if name else list(module.functions):
-            value = evaluator.call(module, function)
-            if isinstance(value, Section) and value.name == CONFIG:
-                found[function] = value
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f"line {error.lineno} " if isinstance(error, SyntaxError) else ""
-        raise DocumentError(path, f"{line}is no Python that can be read") from None
-    except TooLongError:
-        raise DocumentError(path, "computes too much to be followed") from None
-    if not found:
-        what = f"no function {name}" if name else "no function"
-        raise DocumentError(
-            path, f"has {what} that returns Trainer.Config", remedy="Give the file of the recipe"
-        )
-    if len(found) > 1:
-        raise DocumentError(
-            path,
-            f"has {len(found)} recipes: {', '.join(sorted(found))}",
-            remedy="Give the launch script, which names one as --config",
-        )
-    config = next(iter(found.values()))
-    document, spec, unknown = read_config(config)
-    said = [(one.line, f"{key} is not known: {one.why}") for key, one in unknown.items()]
-    parts = {id(config), *(id(one) for one in config.fields.values())}
-    said += [(one.line, one.what) for one in evaluator.lost if not one.of or parts & {*one.of}]
-    built = None if spec is None else spec.fields.get("model")
+    built = built_by(path, text, TitanKnown(lambda _: None, _packaged), CONFIG, function=name)
+    document, spec, unknown = read_config(built.config)
+    own = None if spec is None else spec.fields.get("model")
     return TitanRecipe(
         document=document,
-        model=_built(built) if isinstance(built, Section) else None,
-        unknown=tuple(f"line {line}: {what}" for line, what in sorted({*said})),
+        model=_built(own) if isinstance(own, Section) else None,
+        unknown=built.sentences(unknown),
     )
 
 

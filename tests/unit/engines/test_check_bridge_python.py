@@ -125,7 +125,7 @@ def test_what_only_the_run_knows_is_named(lines: str, said: str, tmp_path: Path)
         (f"{START}    return cfg\n\ndef other():\n    return my_config\n", None),
         (f"{START}    return cfg\n\ndef other():\n    return llama3_70b_pretrain_config()\n",
          "has 2 recipes"),
-        ("from megatron.bridge import AutoBridge\n", "has no function that returns a recipe"),
+        ("from megatron.bridge import AutoBridge\n", "that returns ConfigContainer"),
         ("import torch\n", "is a Python program, not a launch script"),
         ("from megatron.bridge import x\ndef f():\n" + "".join(
             f"{' ' * (4 * at + 4)}for i{at} in range(999):\n" for at in range(3)) + " " * 16 +

@@ -134,9 +134,8 @@ def test_what_is_not_known_withdraws_the_estimates(lines: str, said: str, tmp_pa
 
 def test_two_recipes_of_a_file_need_a_launch(tmp_path: Path) -> None:
     """With a launch that has --config, whose file is beside it."""
-    other = (
-        "\ndef other():\n    cfg = mine()\n    cfg.training.local_batch_size = 4\n    return cfg\n"
-    )
+    other = "\ndef other():\n    cfg = llama3_70b()\n    cfg.training.local_batch_size = 4\n"
+    other += "    return cfg\n"
     with pytest.raises(DocumentError, match="has 2 recipes: mine, other"):
         python_file(tmp_path, "", more=other)
     found = [

@@ -6,6 +6,7 @@ Callers import from this package; its modules are internal.
 from __future__ import annotations
 
 from search.engines.text.python.evaluator import Evaluator, TooLongError
+from search.engines.text.python.recipes import BuiltConfiguration, built_by
 from search.engines.text.python.values import (
     Known,
     Lost,
@@ -19,6 +20,7 @@ from search.engines.text.python.values import (
 )
 
 __all__ = [
+    "BuiltConfiguration",
     "Evaluator",
     "Known",
     "Lost",
@@ -28,6 +30,7 @@ __all__ = [
     "Sets",
     "TooLongError",
     "Unknown",
+    "built_by",
     "holds_unknown",
     "is_python",
 ]
