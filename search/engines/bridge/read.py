@@ -188,7 +188,7 @@ def read_bridge(source: Configuration) -> BridgeFile:
 
 
 def _python(source: Configuration, text: str) -> BridgeFile:
-    found = read_source(source.path, text)
+    found = read_source(source.path, text, source.environment)
     given = [GivenSetting(spelled=key, value=repr(value), settings={key: value})
              for key, value in found.own.items()]  # fmt: skip
     packed = found.own.get(PACKS, found.recipe.settings.get(PACKS))
@@ -197,12 +197,12 @@ def _python(source: Configuration, text: str) -> BridgeFile:
         given=tuple(given),
         world_size=None,
         form="python",
-        notes=found.recipe.notes,
+        notes=(*found.recipe.notes, *found.assumed),
         unpriced=f"samples are packed, which is not counted: set {PACKS} to False"
         if packed
         else None,
         unknown=found.unknown,
-        environment=found.environment,
+        environment={**source.environment, **found.environment},
     )
 
 

@@ -226,6 +226,8 @@ class PythonFile(Record):
     environment: Mapping[str, str]
     unknown: tuple[str, ...]
     """Sentences on values that only the run knows."""
+    assumed: tuple[str, ...]
+    """Sentences on defaults that stand for them."""
 
 
 def is_source(text: str) -> bool:
@@ -233,10 +235,11 @@ def is_source(text: str) -> bool:
     return re.search(rf"(?m)^\s*(from|import)\s+{re.escape(_PACKAGE)}\b", text) is not None
 
 
-def read_source(path: Path, text: str) -> PythonFile:
+def read_source(path: Path, text: str, environment: Mapping[str, str]) -> PythonFile:
     """Return the recipe of a Python file: the one that it trains, else that of its only function.
 
-    Raises DocumentError for a file that is not Python, without a recipe, or with several.
+    environment : known variables of the run. Raises DocumentError for a file that is not Python,
+    without a recipe, or with several.
     """
     bases: dict[int, Recipe] = {}
     kept: list[Section] = []  # an `id` is of one object while the object exists
@@ -251,7 +254,9 @@ def read_source(path: Path, text: str) -> PythonFile:
         return section
 
     known = BridgeKnown(lambda _: None, recipe)
-    built = built_by(path, text, known, CONFIG, started=lambda: known.started)
+    built = built_by(
+        path, text, known, CONFIG, environment=environment, started=lambda: known.started
+    )
     config = built.config
     read = read_recipe(config)
     base = bases.get(id(config))
@@ -280,6 +285,7 @@ def read_source(path: Path, text: str) -> PythonFile:
         own=changed,
         environment=environment,
         unknown=built.sentences(counted),
+        assumed=built.assumed,
     )
 
 

@@ -336,7 +336,12 @@ def read_configuration(
     if path.suffix.lower() == ".toml":
         return Configuration(path=path, flags=None, document=_toml(text, path))
     if path.suffix.lower() == ".py" and is_python(text):
-        return Configuration(path=path, flags=None, document={}, python=text)
+        run = STARTED.get()
+        if run.arguments:
+            remedy = "Omit --args, and change the defaults in the file"
+            raise DocumentError(path, "is a Python file, read without arguments", remedy=remedy)
+        given = run.environment
+        return Configuration(path=path, flags=None, document={}, python=text, environment=given)
     # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path, text=text).data)

@@ -81,14 +81,15 @@ def _recipe(source: Configuration, given: dict[str, Any], notes: list[str]) -> T
     given : values of the launch by dotted key; `module` and `config` are taken out.
     """
     if source.python is not None:
-        return read_source(source.path, source.python)
+        return read_source(source.path, source.python, environment=source.environment)
     module, name = str(given.pop("module")), str(given.pop("config"))
     known = recipes().get(name)
     if known is not None and module in ("", known["model"]["name"]):
         return TitanRecipe(document=known)
     file = f"{module.replace('.', '/')}.py"
     path, text = named_text(file, source.path.parent, source.written, notes)
-    return read_source(path, path.read_text("utf-8") if text is None else text, name)
+    text = path.read_text("utf-8") if text is None else text
+    return read_source(path, text, name, source.environment)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,6 +285,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if source.python is not None or _is_launch(source):
         recipe = _recipe(source, given, notes)
         document = _with_keys(recipe.document, given)
+        notes += recipe.assumed
     elif source.flags is not None:
         name = "".join(source.flags[_CONFIG_FILE][:1])
         path, text = named_text(name, source.path.parent, source.written, notes)

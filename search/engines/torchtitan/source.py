@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -113,6 +114,8 @@ class TitanRecipe(Record):
     """Model that the recipe builds from blocks; None: the document names it."""
     unknown: tuple[str, ...] = ()
     """Sentences on values that only the run knows."""
+    assumed: tuple[str, ...] = ()
+    """Sentences on defaults that stand for them."""
 
 
 def read_config(config: Section) -> tuple[dict[str, Any], Section | None, dict[str, Unknown]]:
@@ -181,19 +184,29 @@ def is_source(text: str) -> bool:
     return ("Trainer" in text and f"from {_PACKAGE}" in text) or ".config_registry" in text
 
 
-def read_source(path: Path, text: str, name: str = "") -> TitanRecipe:
+def read_source(
+    path: Path, text: str, name: str = "", environment: Mapping[str, str] = MappingProxyType({})
+) -> TitanRecipe:
     """Return the recipe of a Python file.
 
-    name : of its function; empty for its only one. Raises DocumentError for a file that is not
-    Python, without a recipe, or with several.
+    name : of its function; empty for its only one. environment : known variables.
+    Raises DocumentError for a file that is not Python, without a recipe, or with several.
     """
-    built = built_by(path, text, TitanKnown(lambda _: None, _packaged), CONFIG, function=name)
+    built = built_by(
+        path,
+        text,
+        TitanKnown(lambda _: None, _packaged),
+        CONFIG,
+        function=name,
+        environment=environment,
+    )
     document, spec, unknown = read_config(built.config)
     own = None if spec is None else spec.fields.get("model")
     return TitanRecipe(
         document=document,
         model=_built(own) if isinstance(own, Section) else None,
         unknown=built.sentences(unknown),
+        assumed=built.assumed,
     )
 
 

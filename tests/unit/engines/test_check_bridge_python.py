@@ -17,6 +17,7 @@ from search.engines.bridge.recipes import (
 )
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
+from search.engines.text.shell import scripts_started_with
 from tests.bridge_cases import checked, recipe_run, spread, texts
 
 START = """
@@ -66,6 +67,25 @@ def test_a_recipe_in_python_is_its_overrides(lines: str, words: str, tmp_path: P
     assert (file.run.strategy, file.run.runtime) == (other.run.strategy, other.run.runtime)
     assert file.run.model == other.run.model
     assert not file.withdrawn
+
+
+def test_a_variable_that_is_not_set_has_its_default(tmp_path: Path) -> None:
+    """With a note, which --env replaces."""
+    own = "cfg.model.seq_length = cfg.dataset.seq_length = int(os.getenv('SEQ', '4096'))"
+    text = f"{START}    {own}\n    return cfg\n"
+    file = python_file(tmp_path, text)
+    assert file.run is not None, file.findings
+    assert file.run.seq_length == 4096
+    assert "line 13: SEQ is not set: '4096' counts" in texts(file, "read")
+    with scripts_started_with(None, {"SEQ": "2048"}):
+        file = python_file(tmp_path, text)
+    assert file.run is not None, file.findings
+    assert file.run.seq_length == 2048
+    with (
+        scripts_started_with(("--tp", "4"), {}),
+        pytest.raises(DocumentError, match="read without arguments"),
+    ):
+        python_file(tmp_path, text)
 
 
 def test_a_program_that_trains_is_read(tmp_path: Path) -> None:

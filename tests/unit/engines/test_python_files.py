@@ -116,6 +116,76 @@ def test_values_are_those_of_python(body: str, fields: dict[str, Any]) -> None:
     assert not evaluator.lost
 
 
+PARSER = """import argparse
+p = argparse.ArgumentParser(description='x')
+p.set_defaults(set=4)
+g = p.add_argument_group('sizes')
+g.add_argument('--seq', '--seq-length', type=int, default='4096')
+p.add_argument('-n', '--num-x', default=3, type=float)
+p.add_argument('--flag', action='store_true')
+p.add_argument('--no-y', dest='y', action='store_false')
+p.add_argument('--nil', default=None)
+p.add_argument('--none')
+p.add_argument('--need', required=True, default=2)
+p.add_argument('place')
+p.add_argument('--own', type=lambda s: 2 * int(s), default='3')
+"""
+
+
+def test_arguments_of_a_program_have_their_defaults() -> None:
+    """Those of argparse, after their type; one without a default is not known."""
+    body = f"{PARSER}args = p.parse_args()\ncfg = make()\ncfg.args = args\nreturn cfg"
+    section, evaluator = found_by(body)
+    fields = section.fields["args"].fields
+    unknown = {key for key, one in fields.items() if isinstance(one, Unknown)}
+    assert unknown == {"none", "need", "place", "own"}
+    names: dict[str, Any] = {}
+    exec(f"{PARSER}own = vars(p.parse_args(['--need', '1', 'here']))", names)
+    expected = {key: one for key, one in names["own"].items() if key not in unknown}
+    assert {key: fields[key] for key in expected} == expected
+    assert [text for _, text in evaluator.assumed] == [
+        "arguments of the program have their defaults"
+    ]
+
+
+def test_arguments_that_the_program_gives_itself_are_unknown() -> None:
+    """A parser with words, or with parents, is not followed."""
+    for head, call in (("", "['--x', '3']"), ("parents=[os.x]", "")):
+        text = f"import argparse\np = argparse.ArgumentParser({head})\ncfg = make()\n"
+        text += "p.add_argument('--x', default=1)\n"
+        section, _ = found_by(f"{text}cfg.a = p.parse_args({call}).x\nreturn cfg")
+        assert isinstance(section.fields["a"], Unknown)
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "assumed"),
+    [
+        ("cfg.a = int(os.environ.get('X', '4'))", 4, True),
+        ("cfg.a = os.getenv('X', default=4)", 4, True),
+        ("cfg.a = os.environ.setdefault('X', 4)", 4, True),
+        ("os.environ['X'] = '5'\ncfg.a = int(os.environ.get('X', '4'))", 5, False),
+        ("os.environ['X'] = '5'\ncfg.a = os.environ['X']", "5", False),
+        ("os.environ.setdefault('X', '5')\ncfg.a = os.getenv('X', '4')", "5", True),
+        ("cfg.a = os.getenv('GIVEN', '4')", "8", False),
+        ("cfg.a = os.environ['GIVEN']", "8", False),
+        ("cfg.a = os.getenv('OPEN', '4')", None, False),
+        ("if os.x:\n    os.environ['X'] = '5'\ncfg.a = os.getenv('X', '4')", None, False),
+        ("cfg.a = os.environ.get('X')", None, False),
+    ],
+)
+def test_variables_of_the_environment(line: str, value: Any, assumed: bool) -> None:
+    """Those that are given or set count, else the default with a note; None here: not known."""
+    evaluator = Evaluator(Nothing(), environment={"GIVEN": "8", "OPEN": "$X"})
+    body = textwrap.indent(f"cfg = make()\n{line}\nreturn cfg", "    ")
+    text = f"from base import make\nimport os\n\ndef recipe():\n{body}\n"
+    section = evaluator.call(evaluator.load("__main__", text, "recipe.py"), "recipe")
+    assert isinstance(section, Section)
+    found = section.fields["a"]
+    assert isinstance(found, Unknown) if value is None else found == value
+    assert bool(evaluator.assumed) is assumed
+    assert not evaluator.lost
+
+
 @pytest.mark.parametrize(
     ("body", "unknown", "known"),
     [

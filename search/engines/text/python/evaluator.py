@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from search.engines.text.python.expressions import RUN_TIME, Expressions, items_of
@@ -56,10 +57,27 @@ class TooLongError(Exception):
 
 
 class Evaluator:
-    """Evaluation of one file; `lost` lists effects that were not followed."""
+    """Evaluation of one file.
 
-    def __init__(self, known: Known, *, most_steps: int = _MOST_STEPS) -> None:
+    lost : effects that were not followed. assumed : pairs (line, default that stands for a value of
+    the run): of environment variables and of arguments. environment : known variables of the run.
+    """
+
+    def __init__(
+        self,
+        known: Known,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        most_steps: int = _MOST_STEPS,
+    ) -> None:
         self.lost: list[Lost] = []
+        self.assumed: list[tuple[int, str]] = []
+        self.environment: dict[str, Any] = {
+            name: Unknown(why=f"{name} has a value of the run", line=1, file="environment")
+            if "$" in value
+            else value
+            for name, value in environment.items()
+        }
         self._most_steps = most_steps
         self.known = known
         self._modules: dict[str, Module | None] = {}

@@ -14,6 +14,7 @@ from search.engines.text.python.values import (
     CLASSES,
     COMPARED,
     KEEPING,
+    MISSING,
     MOST_ITEMS,
     PLAIN,
     PURE,
@@ -37,6 +38,11 @@ from search.engines.text.python.values import (
 )
 
 RUN_TIME = "a condition decides it when it runs"
+_PARSER = "ArgumentParser"
+_ENVIRONMENT = "os.environ"
+_VARIABLE = ("os.environ.get", "os.environ.setdefault", "os.getenv")
+_CHANGES = ("os.environ.clear", "os.environ.pop", "os.environ.update", "os.putenv", "os.unsetenv",
+            "os.environ.setdefault")  # fmt: skip
 
 
 class Owner(Protocol):
@@ -45,6 +51,8 @@ class Owner(Protocol):
     journal: Journal
     known: Known
     lost: list[Lost]
+    assumed: list[tuple[int, str]]
+    environment: dict[str, Any]
 
     def step(self) -> None:
         """Count a step."""
@@ -123,6 +131,8 @@ class Expressions:
                     self._lose(target, f"{ast.unparse(target.value)} is None")
             case ast.Subscript():
                 of, key = self.value(target.value), self.value(target.slice)
+                if of == Named(name=_ENVIRONMENT) and isinstance(key, str):
+                    of = self._owner.environment
                 if isinstance(of, dict) and hashable(key):
                     self._owner.journal.put(of, key, value)
                 elif isinstance(of, list) and isinstance(key, int) and -len(of) <= key < len(of):
@@ -353,6 +363,8 @@ class Expressions:
             return key
         if isinstance(of, Named) and isinstance(key, str) and of.is_class:
             return Named(name=f"{of.name}.{key}")  # a member of an enumeration
+        if of == Named(name=_ENVIRONMENT) and key in self._owner.environment:
+            return self._owner.environment[key]
         if not isinstance(of, list | tuple | dict | str) or has_unknown_keys(of):
             return self._unknown(node, f"{shortened(ast.unparse(node))} is read when it runs")
         return self._tried(node, lambda: of[key])
@@ -418,6 +430,8 @@ class Expressions:
                 return self._lost_call(node, words, named)
         if isinstance(of, Section) and isinstance(node.func, ast.Attribute):
             found = self._owner.known_call(node.func.attr, of, words, named)
+            if found is NotImplemented and of.name == _PARSER and of.kind is None:
+                found = self._parser(node, of, node.func.attr, words, named)
             if found is not NotImplemented:
                 return found
             words = [of, *words]
@@ -474,6 +488,11 @@ class Expressions:
             else:
                 self._lose(node, "setattr sets a field that is not known")
             return None
+        if name in _VARIABLE and words and isinstance(words[0], str):
+            return self._variable(node, name, *words, **named)
+        if name in _CHANGES:
+            self._lose(node, f"{name} may change variables")
+            return NotImplemented
         if name == "isinstance" and len(words) == 2:
             return self._is_instance(node, *words)
         if name in ("print", "setattr"):
@@ -509,6 +528,58 @@ class Expressions:
         found = self._tried(node, lambda: work(*words, **named))
         lazy = isinstance(found, enumerate | zip | reversed)
         return list(found) if lazy else found
+
+    def _variable(self, node: ast.Call, name: str, variable: str, default: Any = MISSING) -> Any:
+        """Return the value of an environment variable, or the default that stands for it."""
+        found = self._owner.environment.get(variable, default)
+        if found is MISSING:
+            return NotImplemented
+        if variable not in self._owner.environment and not isinstance(found, Unknown):
+            text = f"{variable} is not set: {default!r} counts"
+            self._owner.assumed.append((node.lineno, text))
+        if name.endswith("setdefault"):
+            self._owner.journal.put(self._owner.environment, variable, found)
+        return found
+
+    def _parser(
+        self, node: ast.Call, of: Section, name: str, words: list[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """Return the value of a method of `argparse.ArgumentParser`: arguments have defaults."""
+        if {"parents", "argument_default"} & {*of.fields} or holds_unknown(words):
+            return NotImplemented
+        if name in ("add_argument_group", "add_mutually_exclusive_group"):
+            return of
+        if name == "add_argument" and words:
+            flag = next((one for one in words if one.startswith("--")), words[0])
+            own = str(named.get("dest", flag.lstrip("-").replace("-", "_")))
+            self._owner.journal.put(of.fields, own, self._argument(node, flag, of, own, named))
+            return None
+        if name == "set_defaults" and not words:
+            for key, value in named.items():
+                self._owner.journal.put(of.fields, key, value)
+            return None
+        if name in ("parse_args", "parse_known_args") and not words and not named:
+            text = "arguments of the program have their defaults"
+            self._owner.assumed.append((node.lineno, text))
+            found = Section("Namespace", {**of.fields})
+            return found if name == "parse_args" else (found, [])
+        return NotImplemented
+
+    def _argument(
+        self, node: ast.Call, flag: str, of: Section, own: str, named: Mapping[str, Any]
+    ) -> Any:
+        """Return the default of an argument; unknown: it has none, or its type is not followed."""
+        switch = {"store_true": False, "store_false": True}.get(str(named.get("action")))
+        default = named.get("default", of.fields.get(own, switch))
+        known = "default" in named or own in of.fields or switch is not None
+        if not known or named.get("required", False) is not False:
+            return self._unknown(node, f"{flag} has no default")
+        kind = named.get("type")
+        if not isinstance(default, str) or kind is None:
+            return default
+        if isinstance(kind, Named) and kind.name in CLASSES:
+            return self._tried(node, CLASSES[kind.name], default)
+        return self._unknown(node, f"the type of {flag} is not followed")
 
     def _is_instance(self, node: ast.Call, of: Any, kinds: Any) -> Any:
         listed = list(kinds) if isinstance(kinds, tuple) else [kinds]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from autopar.errors import DocumentError
 from autopar.records import Record
@@ -18,6 +19,8 @@ class BuiltConfiguration(Record):
     config: Section
     lost: tuple[tuple[int, str], ...]
     """Pairs (line, effect that may change the configuration)."""
+    assumed: tuple[str, ...]
+    """Sentences on defaults that stand for values of the run."""
 
     def sentences(self, unknown: Mapping[str, Unknown]) -> tuple[str, ...]:
         """Return sentences on lost effects and on unknown values by key, in order of lines."""
@@ -32,17 +35,19 @@ def built_by(
     name: str,
     *,
     function: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
     started: Callable[[], Sequence[Section]] = tuple,
 ) -> BuiltConfiguration:
     """Return the configuration of a file.
 
     name : class of the configuration.
     function : function that returns it; empty for the only one that no other such function calls.
+    environment : known variables of the run.
     started : configurations that the file trains itself, which come first.
 
     Raises DocumentError for a file that is not Python, without a configuration, or with several.
     """
-    evaluator = Evaluator(known)
+    evaluator = Evaluator(known, environment=environment)
     try:
         module = evaluator.load("__main__", text, path.name)
         begun = {str(at): one for at, one in enumerate(started())}
@@ -63,7 +68,11 @@ def built_by(
     config = next(iter(found.values()))
     parts = {id(config), *_parts(config)}
     lost = (one for one in evaluator.lost if not one.of or parts & {*one.of})
-    return BuiltConfiguration(config=config, lost=tuple((one.line, one.what) for one in lost))
+    return BuiltConfiguration(
+        config=config,
+        lost=tuple((one.line, one.what) for one in lost),
+        assumed=tuple(f"line {line}: {text}" for line, text in dict.fromkeys(evaluator.assumed)),
+    )
 
 
 def _returned(evaluator: Evaluator, module: Module, name: str, function: str) -> dict[str, Section]:
