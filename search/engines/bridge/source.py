@@ -26,11 +26,16 @@ from search.engines.bridge.recipes import (
 )
 from search.engines.huggingface.architectures import architecture
 from search.engines.text.python import (
+    Class,
+    Function,
+    Method,
+    Module,
     Named,
     Section,
     Sets,
     Unknown,
     built_by,
+    copied,
     holds_unknown,
 )
 
@@ -67,7 +72,9 @@ class BridgeKnown:
         self._source = source
         self._recipe = recipe
         self.started: list[Section] = []
-        """Configurations that the file trains."""
+        """Configurations that the file trains, as they are then."""
+        self.origins: dict[int, Section] = {}
+        """`id` of a configuration of `started` -> the object of the file."""
 
     def module(self, name: str) -> str | None:
         """Return the source of a module by its dotted name; None: without source."""
@@ -90,7 +97,12 @@ class BridgeKnown:
             return Section(last, named)
         if last in _STARTS:
             given = [one for one in (*words, *named.values()) if isinstance(one, Section)]
-            self.started += [one for one in given if one.name == CONFIG]
+            for one in given:
+                if one.name == CONFIG:
+                    # What the file changes after the training does not count.
+                    done: dict[int, Any] = {}
+                    self.started.append(copied(one, done))
+                    self.origins[id(self.started[-1])] = one
             return None
         if last == "get_mixed_precision_config" and words:
             return _precision(words[0])
@@ -120,7 +132,9 @@ class BridgeKnown:
         Providers have all fields but `cuda_graph_modules`, which replaces `cuda_graph_scope` in
         some releases of Megatron-Core.
         """
-        return name != "cuda_graph_modules" if _BASE in section.fields else None
+        if name == "cuda_graph_modules" and section.name.endswith("Provider"):
+            return False
+        return True if _BASE in section.fields else None
 
     def field(self, section: Section, name: str) -> Any:
         """Return a field that was not set; NotImplemented: not known."""
@@ -128,6 +142,8 @@ class BridgeKnown:
             return section.fields.setdefault(name, Section(name))
         if name in _FALSE:
             return False
+        if name == "cuda_graph_scope" and section.name.endswith("Provider"):
+            return None
         sizes = (
             architecture(model_of(str(section.fields[_BASE]))) if _BASE in section.fields else None
         )
@@ -171,7 +187,7 @@ def read_recipe(config: Section) -> ReadRecipe:
         if section is None:
             continue
         for key, value in _flat(str(name), section):
-            if key == f"model.{_BASE}":
+            if key == f"model.{_BASE}" and not isinstance(value, Unknown):
                 hub = str(value)
             elif isinstance(value, Unknown):
                 unknown[key] = value
@@ -181,12 +197,21 @@ def read_recipe(config: Section) -> ReadRecipe:
     return ReadRecipe(hub=hub, settings=settings, unknown=unknown)
 
 
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Section):
+def _flat(key: str, value: Any, seen: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Section) and value.kind is not None and _is_own(value.kind):
+        yield key, Unknown(why=f"the defaults of {value.name} are not read", line=1)
+    elif isinstance(value, Section) and id(value) in seen:
+        yield key, Unknown(why="it contains itself", line=1)
+    elif isinstance(value, Section):
         for name, inner in value.fields.items():
-            yield from _flat(f"{key}.{name}", inner)
+            yield from _flat(f"{key}.{name}", inner, (*seen, id(value)))
     else:
         yield key, next(_unknown_in(value), None) or _plain(value)
+
+
+def _is_own(kind: Class) -> bool:
+    """Return True for a class of the file of the user."""
+    return kind.module.name == "__main__"
 
 
 def _unknown_in(value: Any) -> Iterator[Unknown]:
@@ -201,6 +226,8 @@ def _unknown_in(value: Any) -> Iterator[Unknown]:
         outer = value.name.rpartition(".")[0].rpartition(".")[2]
         if not (value.name.startswith(("torch.", "megatron.core.")) or outer[:1].isupper()):
             yield Unknown(why=f"{value.name} is in another file", line=1)
+    elif isinstance(value, Function | Class | Method | Module):
+        yield Unknown(why="it is a function", line=1)
     elif holds_unknown(value):
         yield value if isinstance(value, Unknown) else Unknown(why="an item is not known", line=1)
 
@@ -259,7 +286,7 @@ def read_source(path: Path, text: str, environment: Mapping[str, str]) -> Python
     )
     config = built.config
     read = read_recipe(config)
-    base = bases.get(id(config))
+    base = bases.get(id(known.origins.get(id(config), config)))
     settings = {} if base is None else base.settings
     model = None if base is None else base.model
     settings = {key: value for key, value in settings.items() if key in read.settings}
@@ -279,6 +306,9 @@ def read_source(path: Path, text: str, environment: Mapping[str, str]) -> Python
         key: one for key, one in read.unknown.items()
         if key in KEYS or HARMLESS_KEYS.fullmatch(key) is None
     }  # fmt: skip
+    if isinstance(given, dict):
+        counted |= {f"env_vars.{name}": one for name, one in given.items()
+                    if isinstance(one, Unknown)}  # fmt: skip
     kind: Literal["library", "performance", "tuning"] = "library" if base is None else base.kind
     return PythonFile(
         recipe=Recipe(name=path.name, model=model, kind=kind, settings=settings),

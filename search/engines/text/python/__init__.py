@@ -8,22 +8,29 @@ from __future__ import annotations
 from search.engines.text.python.evaluator import Evaluator, TooLongError
 from search.engines.text.python.recipes import BuiltConfiguration, built_by
 from search.engines.text.python.values import (
+    Class,
+    Function,
     Known,
     Lost,
+    Method,
     Module,
     Named,
     Section,
     Sets,
     Unknown,
+    copied,
     holds_unknown,
     is_python,
 )
 
 __all__ = [
     "BuiltConfiguration",
+    "Class",
     "Evaluator",
+    "Function",
     "Known",
     "Lost",
+    "Method",
     "Module",
     "Named",
     "Section",
@@ -31,6 +38,7 @@ __all__ = [
     "TooLongError",
     "Unknown",
     "built_by",
+    "copied",
     "holds_unknown",
     "is_python",
 ]

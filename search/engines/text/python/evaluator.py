@@ -10,6 +10,7 @@ branches possible: what they set differently is unknown. Errors are assumed not 
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +39,12 @@ _MOST_STEPS = 1 << 19
 """Maximum number of statements and expressions of an evaluation, unless the caller gives one."""
 _MOST_CALLS = 40
 """Maximum depth of calls."""
+
+
+_ODD = ("__bool__", "__contains__", "__delattr__", "__enter__", "__eq__", "__getattr__",
+        "__getattribute__", "__getitem__", "__iter__", "__len__", "__new__", "__setattr__",
+        "__setitem__")  # fmt: skip
+"""Methods that are called without their names."""
 
 
 class _Return(Exception):  # noqa: N818 - control flow
@@ -106,14 +113,13 @@ class Evaluator:
 
     def invoke(self, function: Function, words: list[Any], named: Mapping[str, Any]) -> Any:
         """Return the value of a call of a function with source."""
-        line = function.node.lineno
-        if self._calls >= _MOST_CALLS:
-            return Unknown(
-                why=f"{function.name} calls itself", line=line, file=function.module.file
-            )
+        deep = self._calls >= _MOST_CALLS
+        if deep or _is_generator(function.node):
+            why = f"{function.name} {'calls itself' if deep else 'is a generator'}"
+            return self._left(why, function)
         names = self._bound(function, words, named)
         if isinstance(names, Unknown):
-            return names
+            return self._left(names.why, function)
         frame = _Frame(self, function.module, names, function.scopes)
         self._calls += 1
         try:
@@ -123,11 +129,16 @@ class Evaluator:
         except _Return as found:
             return found.value
         except _Stop:
-            return Unknown(why=f"{function.name} raises an error", line=line,
-                           file=function.module.file)  # fmt: skip
+            return self._left(f"{function.name} raises an error", function)
         finally:
             self._calls -= 1
         return None
+
+    def _left(self, why: str, function: Function) -> Unknown:
+        """Return the value of a call that is not followed, whose effects are lost."""
+        line, file = function.node.lineno, function.module.file
+        self.lost.append(Lost(what=why, line=line, file=file))
+        return Unknown(why=why, line=line, file=file)
 
     def _bound(
         self, function: Function, words: list[Any], named: Mapping[str, Any]
@@ -187,14 +198,20 @@ class Evaluator:
     def inherited(self, kind: Class, of: Section, name: str) -> Any:
         """Return the default, property or method of a class; NotImplemented: it has none."""
         frame = _Frame(self, kind.module, {})
-        for one in kind.node.body:
+        for one in reversed(kind.node.body):
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 if one.target.id == name and one.value is not None:
                     return frame.value(one.value)
+            elif isinstance(one, ast.Assign):
+                if any(isinstance(at, ast.Name) and at.id == name for at in one.targets):
+                    return frame.value(one.value)
             elif isinstance(one, ast.FunctionDef) and one.name == name:
                 method = frame.function(name, one)
-                if any(ast.unparse(mark) == "property" for mark in one.decorator_list):
+                marks = [ast.unparse(mark) for mark in one.decorator_list]
+                if marks == ["property"]:
                     return self.invoke(method, [of], {})
+                if {*marks} & {"classmethod", "staticmethod", "cached_property"}:
+                    return Unknown(why=RUN_TIME, line=one.lineno, file=kind.module.file)
                 return method
         for base in kind.node.bases:
             found = frame.value(base)
@@ -206,10 +223,17 @@ class Evaluator:
 
     def instance(self, kind: Class, words: list[Any], named: Mapping[str, Any]) -> Any:
         """Return an instance of a class: its fields are its arguments, or set by `__init__`."""
-        found = Section(kind.name, named, kind)
+        found = Section(kind.name, kind=kind)
+        odd = self._not_followed(kind, several=bool(words))
+        if odd:
+            what = f"{kind.name} has {odd}"
+            line, file = kind.node.lineno, kind.module.file
+            self.lost.append(Lost(what=what, line=line, file=file))
         start = self.inherited(kind, found, "__init__")
         if isinstance(start, Function):
-            # `super().__init__(**more)` is not followed: the arguments stay as fields.
+            if "super()" in ast.unparse(start.node):
+                # It is not followed: the arguments stay as fields.
+                found.fields |= named
             self.invoke(start, [found, *words], named)
             return found
         rows = (one.target for one in kind.node.body if isinstance(one, ast.AnnAssign))
@@ -220,9 +244,40 @@ class Evaluator:
             self.invoke(after, [found], {})
         return found
 
-    def step(self) -> None:
-        """Count a step; raises TooLongError above the limit."""
-        self._steps += 1
+    def foreign(self, kind: Class) -> bool:
+        """Return whether a class has a base without source."""
+        frame = _Frame(self, kind.module, {})
+        bases = [frame.value(base) for base in kind.node.bases]
+        return any(
+            self.foreign(base) if isinstance(base, Class) else base != Named(name="object")
+            for base in bases
+        )
+
+    def _not_followed(self, kind: Class, *, several: bool) -> str:
+        """Return what instances of a class of the file have that is not followed; empty: nothing.
+
+        several : arguments are given by position.
+        """
+        if kind.module.name != "__main__":
+            return ""
+        for one in kind.node.body:
+            text = ast.unparse(one)
+            marks = [ast.unparse(mark) for mark in getattr(one, "decorator_list", ())]
+            if any(mark.endswith(".setter") for mark in marks):
+                return "a property that is set"
+            if isinstance(one, ast.FunctionDef) and one.name in _ODD:
+                return one.name
+            if isinstance(one, ast.AnnAssign) and "InitVar" in text:
+                return "an argument of __post_init__"
+            if isinstance(one, ast.If | ast.For | ast.While | ast.Try | ast.With | ast.AugAssign):
+                return "statements"
+        if len(kind.node.bases) > 1:
+            return "several bases"
+        return "bases and arguments by position" if several and kind.node.bases else ""
+
+    def step(self, number: int = 1) -> None:
+        """Count steps; raises TooLongError above the limit."""
+        self._steps += number
         if self._steps > self._most_steps:
             raise TooLongError
 
@@ -246,9 +301,10 @@ class _Frame(Expressions):
                 if node.value is not None:
                     self._assign(node.target, self.value(node.value))
             case ast.AugAssign():
-                before = self.value(loaded(node.target))
-                after = self._binary(node, node.op, before, self.value(node.value))
-                self._assign(node.target, after)
+                before, word = self.value(loaded(node.target)), self.value(node.value)
+                self._assign(node.target, self._changed(node, before, word))
+                if any(isinstance(one, ast.Call) for one in ast.walk(node.target)):
+                    self._lose(node, "a call is in the target")
             case ast.Expr():
                 self.value(node.value)
             case ast.If():
@@ -264,16 +320,32 @@ class _Frame(Expressions):
             case ast.FunctionDef():
                 self._owner.journal.put(self._names, node.name, self.function(node.name, node))
             case ast.ClassDef():
+                local = {*self._names, *(name for scope in self._scopes for name in scope)}
+                read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+                if self._names is not self._module.names and read & local:
+                    self._lose(node, f"class {node.name} has values of the function around it")
                 found = Class(name=node.name, node=node, module=self._module)
                 self._owner.journal.put(self._names, node.name, found)
             case ast.Import() | ast.ImportFrom():
                 self._import(node)
             case ast.With():
+                for one in node.items:
+                    if isinstance(self.value(one.context_expr), Section):
+                        self._lose(node, "a with statement calls methods")
+                    if one.optional_vars is not None:
+                        self._assign(one.optional_vars, self._unknown(node, RUN_TIME))
                 self.block(node.body)
             case ast.Try():
-                self.block(node.body)
-                self.block([*node.orelse, *node.finalbody])
-            case ast.Pass() | ast.Assert():
+                end = self._end([*node.body, *node.orelse])
+                if node.handlers and isinstance(end, _Stop) and end.kind == "raise":
+                    self._lose(node, "an error is raised and handled")
+                    end = None
+                self.block(node.finalbody)
+                if end is not None:
+                    raise end
+            case ast.Assert():
+                self.value(node.test)
+            case ast.Pass():
                 pass
             case ast.Global() | ast.Nonlocal():
                 self._lose(node, f"{', '.join(node.names)} may be set outside of the function")
@@ -283,6 +355,20 @@ class _Frame(Expressions):
             case _:
                 self._blur(node, f"a {type(node).__name__.lower()} statement is not followed")
 
+    def _changed(self, node: ast.AugAssign, before: Any, word: Any) -> Any:
+        """Return the value after `before += word`; a container changes in place."""
+        if not isinstance(before, list | dict | set):
+            return self._binary(node, node.op, before, word)
+        op = ast.Add if isinstance(before, list) else ast.BitOr
+        other = (list, tuple) if isinstance(before, list) else type(before)
+        if not isinstance(node.op, op) or not isinstance(word, other):
+            self._lose(node, "the items of a container are not known")
+            return self._unknown(node, RUN_TIME)
+        self._owner.journal.altered(before)
+        self._owner.step(len(word))
+        (before.extend if isinstance(before, list) else before.update)(word)
+        return before
+
     def _delete(self, target: ast.expr) -> None:
         if isinstance(target, ast.Subscript):
             of, key = self.value(target.value), self.index(target.slice)
@@ -290,7 +376,8 @@ class _Frame(Expressions):
                 self._owner.journal.altered(of)
                 self._tried(target, lambda: of.__delitem__(key))
                 return
-        self._assign(target, self._unknown(target, "it is deleted"))
+        gone = Unknown(why="it is deleted", line=target.lineno, file=self._module.file, absent=True)
+        self._assign(target, gone)
 
     def _if(self, node: ast.If) -> None:
         known = self.truth(node.test)
@@ -312,16 +399,21 @@ class _Frame(Expressions):
             store, key, value = next(one for one in values if one) if any(values) else (None,) * 3
             if store is None:
                 continue
-            same = all(one is not None and equal(one[2], value) for one in values)
+            alike = operator.eq if key is MISSING else equal
+            same = all(one is not None and alike(one[2], value) for one in values)
             if key is MISSING:
                 self._owner.journal.altered(store)
                 refill(store, value)
                 if not same:
                     self._lose(node, "a condition decides the items of a list")
             else:
-                self._owner.journal.put(
-                    store, key, value if same else self._unknown(node, RUN_TIME)
+                absent = key not in store and any(
+                    one is None or one[2] is MISSING for one in values
                 )
+                unknown = Unknown(
+                    why=RUN_TIME, line=node.lineno, file=self._module.file, absent=absent
+                )
+                self._owner.journal.put(store, key, value if same else unknown)
         leaving = [ends[at] for at in possible]
         if all(isinstance(end, _Return) for end in leaving):
             values = [end.value for end in leaving if isinstance(end, _Return)]
@@ -340,28 +432,33 @@ class _Frame(Expressions):
         return None
 
     def _for(self, node: ast.For) -> None:
-        items = items_of(self.value(node.iter))
+        source = self.value(node.iter)
+        items = items_of(source)
         if items is None:
             self._blur(node, "a loop over values that are not known")
             return
+        ended = False
         for item in items:
             self._assign(node.target, item)
             end = self._end(node.body)
             if isinstance(end, _Return) or (isinstance(end, _Stop) and end.kind == "raise"):
                 raise end
-            if isinstance(end, _Stop) and end.kind == "break":
-                return
-        self.block(node.orelse)
+            ended = isinstance(end, _Stop) and end.kind == "break"
+            if ended:
+                break
+        if isinstance(source, list) and [*map(id, source)] != [*map(id, items)]:
+            self._lose(node, "a list changes while it is looped over")
+        if not ended:
+            self.block(node.orelse)
 
     def _blur(self, node: ast.stmt, why: str) -> None:
-        """Set everything that a statement assigns to unknown."""
+        """Set everything that a statement assigns to unknown; its other effects are lost."""
+        self._lose(node, why)
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript) and isinstance(
                 inner.ctx, ast.Store
             ):
                 self._assign(inner, self._unknown(node, RUN_TIME))
-            elif isinstance(inner, ast.Call):
-                self._lose(inner, f"{ast.unparse(inner.func)} is called in {why}")
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -384,3 +481,10 @@ class _Frame(Expressions):
             else:
                 found = self._owner.named(f"{base}.{one.name}")
                 self._owner.journal.put(self._names, one.asname or one.name, found)
+
+
+def _is_generator(node: ast.AST) -> bool:
+    """Return whether a function yields, itself and not in a function inside it."""
+    inner = (one for one in ast.iter_child_nodes(node)
+             if not isinstance(one, ast.FunctionDef | ast.Lambda | ast.ClassDef))  # fmt: skip
+    return any(isinstance(one, ast.Yield | ast.YieldFrom) or _is_generator(one) for one in inner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -34,11 +35,22 @@ from search.engines.text.python.values import (
     equal,
     has_unknown_keys,
     hashable,
+    holds_object,
     holds_unknown,
+    may_lack,
 )
 
 RUN_TIME = "a condition decides it when it runs"
 _PARSER = "ArgumentParser"
+_NAMESPACE = "Namespace"
+_EMPTY = ("Counter", "Decimal", "Fraction", "OrderedDict")
+"""Classes whose instances may be false."""
+_ARGUMENTS = "arguments of the parser"
+"""Field of a parser: default by name of the argument."""
+_PROCESS = (Named(name="os"), Named(name="sys"))
+_OPEN = ("delattr", "eval", "exec", "globals", "locals", "super", "vars")
+"""Functions that reach any value."""
+_MOST_TEXT = 1 << 20
 _ENVIRONMENT = "os.environ"
 _VARIABLE = ("os.environ.get", "os.environ.setdefault", "os.getenv")
 _CHANGES = ("os.environ.clear", "os.environ.pop", "os.environ.update", "os.putenv", "os.unsetenv",
@@ -54,8 +66,8 @@ class Owner(Protocol):
     assumed: list[tuple[int, str]]
     environment: dict[str, Any]
 
-    def step(self) -> None:
-        """Count a step."""
+    def step(self, number: int = 1) -> None:
+        """Count steps."""
 
     def named(self, name: str) -> Any:
         """Return the value of a dotted name."""
@@ -71,6 +83,9 @@ class Owner(Protocol):
 
     def inherited(self, kind: Class, of: Section, name: str) -> Any:
         """Return the default, property or method of a class; NotImplemented: it has none."""
+
+    def foreign(self, kind: Class) -> bool:
+        """Return whether a class has a base without source."""
 
     def instance(self, kind: Class, words: list[Any], named: Mapping[str, Any]) -> Any:
         """Return an instance of a class with source."""
@@ -97,9 +112,9 @@ class Expressions:
     def _unknown(self, node: ast.AST, why: str) -> Unknown:
         return Unknown(why=why, line=getattr(node, "lineno", 1), file=self._module.file)
 
-    def _lose(self, node: ast.AST, what: str, of: tuple[int, ...] = ()) -> None:
+    def _lose(self, node: ast.AST, what: str) -> None:
         line = getattr(node, "lineno", 1)
-        self._owner.lost.append(Lost(what=what, line=line, file=self._module.file, of=of))
+        self._owner.lost.append(Lost(what=what, line=line, file=self._module.file))
 
     def function(self, name: str, node: ast.FunctionDef | ast.Lambda) -> Function:
         """Return a function, with its defaults as they are at its definition."""
@@ -127,8 +142,8 @@ class Expressions:
                     self._owner.journal.put(of.fields, target.attr, value)
                 elif isinstance(of, Unknown):
                     self._lose(target, f"{ast.unparse(target)} of an unknown object is set")
-                elif of is None:
-                    self._lose(target, f"{ast.unparse(target.value)} is None")
+                elif of is None or isinstance(of, Class | Function | Module) or of in _PROCESS:
+                    self._lose(target, f"{ast.unparse(target)} is set")
             case ast.Subscript():
                 of, key = self.value(target.value), self.value(target.slice)
                 if of == Named(name=_ENVIRONMENT) and isinstance(key, str):
@@ -190,6 +205,11 @@ class Expressions:
                 return self._subscript(node)
             case ast.JoinedStr():
                 return self._joined(node)
+            case ast.DictComp():
+                pair = ast.Tuple(elts=[node.key, node.value], ctx=ast.Load())
+                pairs = list(self._comprehension(node.generators, pair))
+                known = all(isinstance(one, tuple) and hashable(one[0]) for one in pairs)
+                return dict(pairs) if known else self._unknown(node, "its keys are not known")
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
                 found = list(self._comprehension(node.generators, node.elt))
                 if any(isinstance(one, Unknown) for one in found):
@@ -202,6 +222,8 @@ class Expressions:
                 self._assign(node.target, value)
                 return value
             case _:
+                if any(isinstance(one, ast.Call | ast.NamedExpr) for one in ast.walk(node)):
+                    self._lose(node, f"{shortened(ast.unparse(node))} is not evaluated")
                 return self._unknown(node, f"{shortened(ast.unparse(node))} is not evaluated")
 
     def _name(self, node: ast.Name) -> Any:
@@ -212,7 +234,12 @@ class Expressions:
 
     def _attribute(self, node: ast.Attribute) -> Any:
         of = self.value(node.value)
-        return self._field(node, of, node.attr)
+        found = self._field(node, of, node.attr)
+        # A method that is not called here is called elsewhere, or never.
+        bound = isinstance(found, Method) or (
+            isinstance(of, Section) and isinstance(found, Function) and node.attr not in of.fields
+        )
+        return self._unknown(node, RUN_TIME) if bound else found
 
     def _field(self, node: ast.AST, of: Any, name: str) -> Any:
         if isinstance(of, Section):
@@ -221,15 +248,21 @@ class Expressions:
             found = self._owner.known.field(of, name)
             if found is NotImplemented and of.kind is not None:
                 found = self._owner.inherited(of.kind, of, name)
+                if isinstance(found, list | dict | set | Section):
+                    of.fields[name] = found
             if found is not NotImplemented:
                 return found
+            if name == "__dict__":
+                self._lose(node, "fields are read together")
             return self._unknown(node, f"{name} is not set before")
         if isinstance(of, Named):
             return self._owner.named(f"{of.name}.{name}")
         if isinstance(of, Module):
             return of.names.get(name, Named(name=f"{of.name}.{name}"))
         if isinstance(of, Class):
-            return Named(name=f"{of.module.name}.{of.name}.{name}")
+            found = self._owner.inherited(of, Section(of.name, kind=of), name)
+            known = isinstance(found, (*PLAIN, Class)) and not of.node.bases
+            return found if known else self._unknown(node, RUN_TIME)
         if isinstance(of, Unknown):
             return of
         if isinstance(of, PLAIN):
@@ -244,7 +277,9 @@ class Expressions:
                 found.append(value)
             elif isinstance(value, list | tuple | set | frozenset | dict | range):
                 found += value
+                self._owner.step(len(value))
             else:
+                self._lose(one, f"{shortened(ast.unparse(one))} is unpacked")
                 found.append(self._unknown(one, "it is unpacked"))
         return found
 
@@ -322,28 +357,43 @@ class Expressions:
 
     def _compare(self, node: ast.Compare) -> Any:
         left = self.value(node.left)
-        for op, right_node in zip(node.ops, node.comparators, strict=True):
+        for at, (op, right_node) in enumerate(zip(node.ops, node.comparators, strict=True)):
             right = self.value(right_node)
             for one in (left, right):
                 if isinstance(one, Unknown):
-                    return one
+                    return self._open_after(node, at, one)
             if isinstance(left, Named) or isinstance(right, Named):
                 classes = all(
                     one is None or getattr(one, "is_class", False) for one in (left, right)
                 )
                 if left != right and not classes:
-                    return self._unknown(node, "a constant of another module decides it")
+                    why = "a constant of another module decides it"
+                    return self._open_after(node, at, self._unknown(node, why))
                 found: Any = (left == right) is isinstance(op, ast.Is | ast.Eq)
             elif isinstance(op, ast.Is | ast.IsNot):
+                if (
+                    left == right
+                    and isinstance(left, int | float | str | tuple)
+                    and not (isinstance(left, bool) and isinstance(right, bool))
+                ):
+                    return self._unknown(node, "equal values may be one object")
                 found = (left is right) is isinstance(op, ast.Is)
             else:
                 if holds_unknown(left) or holds_unknown(right):
-                    return self._unknown(node, "an item is not known")
+                    return self._open_after(node, at, self._unknown(node, "an item is not known"))
+                if holds_object(left) and left is not right and holds_object(right):
+                    return self._open_after(node, at, self._unknown(node, "objects are compared"))
                 found = self._tried(node, COMPARED[type(op)], left, right)
             if found is not True:
                 return found
             left = right
         return True
+
+    def _open_after(self, node: ast.Compare, at: int, found: Unknown) -> Unknown:
+        """Return an unknown comparison after the operands that Python may evaluate."""
+        for later in node.comparators[at + 1 :]:
+            self._maybe(later)
+        return found
 
     def index(self, node: ast.expr) -> Any:
         """Return the value of an index, a slice for `a:b:c`."""
@@ -370,7 +420,7 @@ class Expressions:
         return self._tried(node, lambda: of[key])
 
     def _joined(self, node: ast.JoinedStr) -> Any:
-        text = ""
+        text, unknown = "", None
         for part in node.values:
             if isinstance(part, ast.Constant):
                 text += str(part.value)
@@ -379,9 +429,10 @@ class Expressions:
             value = self.value(part.value)
             formatted = part.format_spec is not None or part.conversion >= 0
             if not isinstance(value, str | int | float | bool | None) or formatted:
-                return value if isinstance(value, Unknown) else self._unknown(node, "it is text")
-            text += str(value)
-        return text
+                unknown = value if isinstance(value, Unknown) else self._unknown(node, "it is text")
+            text += str(value) if isinstance(value, str | int | float | bool | None) else ""
+            self._owner.step(len(text))
+        return text if unknown is None else unknown
 
     def _comprehension(self, rows: list[ast.comprehension], item: ast.expr) -> Iterator[Any]:
         if not rows:
@@ -390,7 +441,12 @@ class Expressions:
         first, *rest = rows
         items = self.value(first.iter)
         found = items_of(items)
+        inside = [item, *first.ifs, *(one.iter for one in rest)]
+        effects = any(isinstance(one, ast.Call | ast.NamedExpr)
+                      for part in inside for one in ast.walk(part))  # fmt: skip
         if found is None:
+            if effects:
+                self._lose(first.iter, "calls in a loop over values that are not known")
             yield self._unknown(first.iter, "a loop over values that are not known")
             return
         inner = Expressions(self._owner, self._module, {}, (self._names, *self._scopes))
@@ -398,6 +454,8 @@ class Expressions:
             inner._assign(first.target, one)
             tests = [inner.truth(test) for test in first.ifs]
             if None in tests:
+                if effects:
+                    self._lose(first.iter, "a condition decides a call")
                 yield self._unknown(first.iter, "a condition decides it")
             elif all(tests):
                 yield from inner._comprehension(rest, item)
@@ -406,7 +464,8 @@ class Expressions:
         """Return the result of an operation on plain values; an error makes it unknown."""
         try:
             return work(*words)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError,
+                ValueError) as error:  # fmt: skip
             return self._unknown(node, f"{type(error).__name__} when it runs")
 
     # ----------------------------------------------------------------------------------------------
@@ -427,11 +486,14 @@ class Expressions:
             elif isinstance(value, dict):
                 named |= {str(key): item for key, item in value.items()}
             else:
+                if not isinstance(called, Named | Unknown) or isinstance(of, Section):
+                    self._lose(node, f"{shortened(ast.unparse(one.value))} is unpacked")
                 return self._lost_call(node, words, named)
-        if isinstance(of, Section) and isinstance(node.func, ast.Attribute):
-            found = self._owner.known_call(node.func.attr, of, words, named)
+        attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if isinstance(of, Section) and attribute not in of.fields:
+            found = self._owner.known_call(attribute, of, words, named)
             if found is NotImplemented and of.name == _PARSER and of.kind is None:
-                found = self._parser(node, of, node.func.attr, words, named)
+                found = self._parser(node, of, attribute, words, named)
             if found is not NotImplemented:
                 return found
             words = [of, *words]
@@ -455,14 +517,22 @@ class Expressions:
             if called.is_class:
                 numbered = {str(at): word for at, word in enumerate(words)}
                 return Section(called.class_name, {**numbered, **named})
+        if isinstance(called, Section) or (isinstance(called, Unknown) and called.why == RUN_TIME):
+            self._lose(node, f"{shortened(ast.unparse(node.func))} is called")
         return self._lost_call(node, words, named)
 
     def _lost_call(self, node: ast.Call, words: list[Any], named: Mapping[str, Any]) -> Unknown:
         name = shortened(ast.unparse(node.func))
-        given = tuple(id(one) for one in (*words, *named.values()) if isinstance(one, Section))
-        if given:
-            self._lose(node, f"{name} may change the configuration", given)
-        return self._unknown(node, f"{name} is called when it runs")
+        nodes = [*node.args, *(one.value for one in node.keywords)]
+        # A container that is written here is nobody else's.
+        stored = any(not isinstance(one, ast.List | ast.Dict | ast.Set | ast.Tuple | ast.Constant)
+                     for one in nodes)  # fmt: skip
+        given = any(holds_object(one) or (stored and isinstance(one, list | dict | set))
+                    for one in (*words, *named.values()))  # fmt: skip
+        partial = name.rpartition(".")[2] == "partial"
+        if (given and not partial) or name in _OPEN:
+            self._lose(node, f"{name} may change the configuration")
+        return self._unknown(node, RUN_TIME if partial else f"{name} is called when it runs")
 
     def _builtin(
         self, node: ast.Call, name: str, words: list[Any], named: Mapping[str, Any]
@@ -473,9 +543,13 @@ class Expressions:
                 found = self._field(node, of, field)
                 missing = isinstance(found, Unknown) and field not in of.fields
                 if name == "hasattr":
-                    has = self._owner.known.has(of, field) if missing else True
-                    return found if has is None else has
-                return default[0] if missing and default else found
+                    has = self._has(of, field) if missing else True
+                    open_ = isinstance(found, Unknown) and found.absent
+                    return found if has is None or open_ else has
+                if not (missing and default):
+                    return found
+                has = self._has(of, field)
+                return found if has is None or has else default[0]
             if isinstance(of, Module):
                 found = of.names.get(field, default[0] if default else NotImplemented)
                 return field in of.names if name == "hasattr" else found
@@ -488,13 +562,16 @@ class Expressions:
             else:
                 self._lose(node, "setattr sets a field that is not known")
             return None
-        if name in _VARIABLE and words and isinstance(words[0], str):
+        ends = len(words) == 1 or (len(words) == 2 and not named)
+        if name in _VARIABLE and ends and isinstance(words[0], str) and {*named} <= {"default"}:
             return self._variable(node, name, *words, **named)
-        if name in _CHANGES:
-            self._lose(node, f"{name} may change variables")
+        if name in _CHANGES or name.startswith("sys.argv."):
+            self._lose(node, f"{name} may change values of the run")
             return NotImplemented
         if name == "isinstance" and len(words) == 2:
             return self._is_instance(node, *words)
+        if name == "setattr":
+            self._lose(node, "setattr of an object that is not known")
         if name in ("print", "setattr"):
             return None
         if name == "typing.cast" and len(words) == 2:
@@ -512,22 +589,27 @@ class Expressions:
         if name in ("copy.copy", "dataclasses.replace") and words:
             of = words[0]
             if isinstance(of, Section):
+                if name == "dataclasses.replace" and of.kind is not None:
+                    self._lose(node, f"{of.name} is made again")
                 return Section(of.name, {**of.fields, **named}, of.kind)
             return of.copy() if isinstance(of, list | dict | set) else of
         if name == "range":
-            found = self._tried(node, lambda: range(*words))
-            return list(found) if isinstance(found, range) and len(found) <= MOST_ITEMS else found
+            found = self._tried(node, lambda: [*range(*words)[: MOST_ITEMS + 1]])
+            long = isinstance(found, list) and len(found) > MOST_ITEMS
+            return self._unknown(node, "a long range") if long else found
         work = BUILTINS.get(name)
         if work is None:
             return NotImplemented
         for one in (*words, *named.values()):
             if isinstance(one, Unknown):
                 return one
-            if not isinstance(one, (*PLAIN, range)) or holds_unknown(one):
+            objects = name == "str" and holds_object(one)
+            if objects or not isinstance(one, (*PLAIN, range)) or holds_unknown(one):
                 return self._unknown(node, f"{name} of a value that is not known")
-        found = self._tried(node, lambda: work(*words, **named))
-        lazy = isinstance(found, enumerate | zip | reversed)
-        return list(found) if lazy else found
+        lazy = name in ("enumerate", "reversed", "zip")
+        return self._tried(
+            node, lambda: list(work(*words, **named)) if lazy else work(*words, **named)
+        )
 
     def _variable(self, node: ast.Call, name: str, variable: str, default: Any = MISSING) -> Any:
         """Return the value of an environment variable, or the default that stands for it."""
@@ -545,41 +627,60 @@ class Expressions:
         self, node: ast.Call, of: Section, name: str, words: list[Any], named: Mapping[str, Any]
     ) -> Any:
         """Return the value of a method of `argparse.ArgumentParser`: arguments have defaults."""
-        if {"parents", "argument_default"} & {*of.fields} or holds_unknown(words):
+        odd = {"parents", "argument_default", "fromfile_prefix_chars", "prefix_chars"}
+        if odd & {*of.fields} or not all(isinstance(one, str) for one in words):
             return NotImplemented
+        found = of.fields.setdefault(_ARGUMENTS, {})
         if name in ("add_argument_group", "add_mutually_exclusive_group"):
             return of
         if name == "add_argument" and words:
             flag = next((one for one in words if one.startswith("--")), words[0])
             own = str(named.get("dest", flag.lstrip("-").replace("-", "_")))
-            self._owner.journal.put(of.fields, own, self._argument(node, flag, of, own, named))
+            before = found.get(own, MISSING)
+            self._owner.journal.put(found, own, self._argument(node, flag, before, named))
             return None
         if name == "set_defaults" and not words:
             for key, value in named.items():
-                self._owner.journal.put(of.fields, key, value)
+                # The type of the argument converts text.
+                unknown = self._unknown(node, "a default in text")
+                self._owner.journal.put(found, key, unknown if isinstance(value, str) else value)
             return None
         if name in ("parse_args", "parse_known_args") and not words and not named:
             text = "arguments of the program have their defaults"
             self._owner.assumed.append((node.lineno, text))
-            found = Section("Namespace", {**of.fields})
-            return found if name == "parse_args" else (found, [])
+            read = Section(_NAMESPACE, found)
+            return read if name == "parse_args" else (read, [])
         return NotImplemented
 
-    def _argument(
-        self, node: ast.Call, flag: str, of: Section, own: str, named: Mapping[str, Any]
-    ) -> Any:
-        """Return the default of an argument; unknown: it has none, or its type is not followed."""
-        switch = {"store_true": False, "store_false": True}.get(str(named.get("action")))
-        default = named.get("default", of.fields.get(own, switch))
-        known = "default" in named or own in of.fields or switch is not None
-        if not known or named.get("required", False) is not False:
+    def _argument(self, node: ast.Call, flag: str, before: Any, named: Mapping[str, Any]) -> Any:
+        """Return the default of an argument; unknown: required, or its type is not followed.
+
+        before : default of another argument, or of the parser, for the same name.
+        """
+        if not flag.startswith("-") or named.get("required", False) is not False:
             return self._unknown(node, f"{flag} has no default")
+        switch = {"store_true": False, "store_false": True}.get(str(named.get("action")))
+        if before is not MISSING:
+            return self._unknown(node, f"{flag} has two defaults") if "default" in named else before
+        default = named.get("default", switch)
         kind = named.get("type")
+        if isinstance(default, Named):
+            why = f"the default of {flag} is {default.name}"
+            return Unknown(why=why, line=node.lineno, file=self._module.file, absent=True)
         if not isinstance(default, str) or kind is None:
             return default
         if isinstance(kind, Named) and kind.name in CLASSES:
             return self._tried(node, CLASSES[kind.name], default)
         return self._unknown(node, f"the type of {flag} is not followed")
+
+    def _has(self, of: Section, name: str) -> bool | None:
+        """Return whether a section has a field that was not set; None: not known."""
+        if of.name == _NAMESPACE and of.kind is None:
+            return False
+        has = self._owner.known.has(of, name)
+        if has is not None or of.kind is None:
+            return has
+        return None if self._owner.foreign(of.kind) else False
 
     def _is_instance(self, node: ast.Call, of: Any, kinds: Any) -> Any:
         listed = list(kinds) if isinstance(kinds, tuple) else [kinds]
@@ -589,7 +690,10 @@ class Expressions:
             return self._unknown(node, "isinstance of a value that is not known")
         names = [one.last if isinstance(one, Named) else one.name for one in listed]
         if not isinstance(of, Section):
-            return any(isinstance(of, CLASSES[name]) for name in names if name in CLASSES)
+            if any(isinstance(of, CLASSES[name]) for name in names if name in CLASSES):
+                return True
+            known = all(isinstance(one, Class) or one.last in CLASSES for one in listed)
+            return False if known else self._unknown(node, "a class is not known")
         if of.name in names:
             return True
         if all(name in CLASSES for name in names):
@@ -601,18 +705,33 @@ class Expressions:
     ) -> Any:
         of, name = method.of, method.name
         changes = name in CHANGING
-        if has_unknown_keys(of):
+        container = isinstance(of, list | dict | set)
+        if has_unknown_keys(of) or (may_lack(of) and name not in ("copy", "get")):
+            if container and name not in PURE:
+                self._lose(node, f"{name} of a dict whose keys are not known")
             return self._unknown(node, "a key is not known")
         if not hasattr(of, name) or (name not in PURE and not changes):
+            if container:
+                self._lose(node, f"{name} is not followed")
             return self._unknown(node, f"{name} is called when it runs")
-        values = name in KEEPING
-        if holds_unknown(list(named.values())) or (holds_unknown(words) and not values):
+        keeps = name == KEEPING or (
+            name == "extend" and len(words) == 1 and isinstance(words[0], list | tuple)
+        )
+        if holds_unknown(list(named.values())) or (holds_unknown(words) and not keeps):
             if changes:
                 self._lose(node, f"{name} of a value that is not known changes a list")
             return self._unknown(node, "an argument is not known")
+        sizes = [len(one) for one in (of, *words) if isinstance(one, str | list | tuple | dict)]
+        if (name in ("join", "replace") and math.prod(sizes) > _MOST_TEXT) or (
+            name == "format" and (":" in of or holds_object([*words, *named.values()]))
+        ):
+            return self._unknown(node, "a long text")
+        self._owner.step(sum(sizes))
         if changes:
             self._owner.journal.altered(of)
         found = self._tried(node, lambda: getattr(of, name)(*words, **named))
+        if changes and isinstance(found, Unknown):
+            self._lose(node, f"{name} has an error")
         return list(found) if isinstance(found, type({}.items()) | type({}.keys()) |
                                          type({}.values())) else found  # fmt: skip
 
@@ -621,11 +740,16 @@ def items_of(value: Any) -> list[Any] | None:
     """Return the items of a value in a loop; None: not known, or more than the limit."""
     if not isinstance(value, list | tuple | set | frozenset | dict | range | str):
         return None
-    return None if len(value) > MOST_ITEMS or has_unknown_keys(value) else list(value)
+    unknown = has_unknown_keys(value) or may_lack(value)
+    return None if len(value) > MOST_ITEMS or unknown else list(value)
 
 
 def _truth_of(value: Any) -> bool | None:
     """Return whether a value is true; None: unknown, as for a constant of another module."""
     if isinstance(value, Unknown) or (isinstance(value, Named) and not value.is_class):
+        return None
+    if may_lack(value) and all(isinstance(one, Unknown) and one.absent for one in value.values()):
+        return None
+    if isinstance(value, Section) and value.name in _EMPTY:
         return None
     return bool(value) if isinstance(value, (*PLAIN, range)) else True

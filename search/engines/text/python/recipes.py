@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,11 +47,15 @@ def built_by(
 
     Raises DocumentError for a file that is not Python, without a configuration, or with several.
     """
-    evaluator = Evaluator(known, environment=environment)
+
+    def loaded() -> tuple[Evaluator, Module]:
+        evaluator = Evaluator(known, environment=environment)
+        return evaluator, evaluator.load("__main__", text, path.name)
+
     try:
-        module = evaluator.load("__main__", text, path.name)
-        begun = {str(at): one for at, one in enumerate(started())}
-        found = begun or _returned(evaluator, module, name, function)
+        evaluator, module = loaded()
+        begun = {str(at): (one, evaluator) for at, one in enumerate(started())}
+        found = begun or _returned(loaded, module, name, function)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f"line {error.lineno} " if isinstance(error, SyntaxError) else ""
         raise DocumentError(path, f"{line}is no Python that can be read") from None
@@ -65,41 +69,34 @@ def built_by(
         names = "" if begun else f": {', '.join(sorted(found))}"
         remedy = "Keep one of them, or give a launch script that names one"
         raise DocumentError(path, f"has {len(found)} recipes{names}", remedy=remedy)
-    config = next(iter(found.values()))
-    parts = {id(config), *_parts(config)}
-    lost = (one for one in evaluator.lost if not one.of or parts & {*one.of})
+    config, evaluator = next(iter(found.values()))
     return BuiltConfiguration(
         config=config,
-        lost=tuple((one.line, one.what) for one in lost),
+        lost=tuple((one.line, one.what) for one in evaluator.lost),
         assumed=tuple(f"line {line}: {text}" for line, text in dict.fromkeys(evaluator.assumed)),
     )
 
 
-def _returned(evaluator: Evaluator, module: Module, name: str, function: str) -> dict[str, Section]:
-    """Return the configurations by function, without those that another one calls."""
+def _returned(
+    loaded: Callable[[], tuple[Evaluator, Module]], module: Module, name: str, function: str
+) -> dict[str, tuple[Section, Evaluator]]:
+    """Return the configurations by function, without those that another one calls.
+
+    loaded : evaluates the file again, as a function may change values of the module.
+    """
     found = {}
     for own, node in module.functions.items():
         required = len(node.args.args) > len(node.args.defaults)
         if own != function and (function or required or own.startswith("_")):
             continue
-        lost = len(evaluator.lost)
-        value = evaluator.call(module, own)
+        evaluator, fresh = loaded()
+        value = evaluator.call(fresh, own)
         if isinstance(value, Section) and value.name == name:
-            found[own] = value
-        else:
-            del evaluator.lost[lost:]
+            found[own] = (value, evaluator)
     called = {
         inner.func.id
         for own in found
         for inner in ast.walk(module.functions[own])
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
     }
-    return {own: value for own, value in found.items() if own not in called}
-
-
-def _parts(section: Section) -> Iterator[int]:
-    """Yield the `id` of all sections of a configuration."""
-    for value in section.fields.values():
-        if isinstance(value, Section):
-            yield id(value)
-            yield from _parts(value)
+    return {own: pair for own, pair in found.items() if own not in called}

@@ -25,6 +25,8 @@ class Unknown(Record):
     """Reason, such as `os.environ is read when it runs`."""
     line: int
     file: str = ""
+    absent: bool = False
+    """True for a key or field that may not be set."""
 
 
 class Named(Record):
@@ -76,8 +78,6 @@ class Lost(Record):
     what: str
     line: int
     file: str = ""
-    of: tuple[int, ...] = ()
-    """`id` of the sections that may have changed; empty: any of them."""
 
 
 class Known(Protocol):
@@ -235,18 +235,18 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 PURE = frozenset({
     "copy", "count", "endswith", "format", "get", "index", "items", "join", "keys", "lower",
-    "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rpartition", "rstrip",
-    "split", "startswith", "strip", "title", "union", "upper", "values",
+    "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rpartition", "rsplit",
+    "rstrip", "split", "startswith", "strip", "title", "union", "upper", "values",
 })  # fmt: skip
 """Methods of plain values that change nothing."""
 CHANGING = frozenset({
     "add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update",
 })  # fmt: skip
 """Methods of plain values that change the value."""
-KEEPING = ("append", "extend")
-"""Methods that keep unknown values as they are."""
-CLASSES = {"bool": bool, "dict": dict, "float": float, "int": int, "list": list, "str": str,
-            "tuple": tuple}  # fmt: skip
+KEEPING = "append"
+"""Method that keeps unknown values as they are."""
+CLASSES = {"bool": bool, "dict": dict, "float": float, "frozenset": frozenset, "int": int,
+           "list": list, "set": set, "str": str, "tuple": tuple}  # fmt: skip
 PLAIN = (type(None), bool, int, float, str, tuple, list, dict, set, frozenset)
 
 
@@ -259,8 +259,14 @@ def copied(value: Any, done: dict[int, Any]) -> Any:
         found.fields = {key: copied(item, done) for key, item in value.fields.items()}
         return found
     if isinstance(value, dict):
-        return {key: copied(item, done) for key, item in value.items()}
-    return [copied(item, done) for item in value] if isinstance(value, list) else value
+        pairs = done[id(value)] = {}
+        pairs |= {key: copied(item, done) for key, item in value.items()}
+        return pairs
+    if isinstance(value, list):
+        items = done[id(value)] = []
+        items += [copied(item, done) for item in value]
+        return items
+    return tuple(copied(item, done) for item in value) if isinstance(value, tuple) else value
 
 
 def loaded(target: ast.expr) -> ast.expr:
@@ -269,31 +275,62 @@ def loaded(target: ast.expr) -> ast.expr:
 
 
 def hashable(key: Any) -> bool:
-    return isinstance(key, str | int | float | bool | None | tuple | Named)
+    if isinstance(key, tuple):
+        return all(map(hashable, key))
+    return isinstance(key, str | int | float | bool | None | Named)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return True for equal values of the same type; sections are equal only to themselves."""
+    """Return True for equal values of the same type.
+
+    Sections and containers are equal only to themselves: a later change is of one of them.
+    """
     if isinstance(one, Section | Function | Class | Unknown) or isinstance(other, Section):
+        return one is other
+    if isinstance(one, list | dict | set):
         return one is other
     return type(one) is type(other) and bool(one == other)
 
 
-def holds_unknown(value: Any) -> bool:
+def holds_unknown(value: Any, seen: set[int] | None = None) -> bool:
     """Return True for an unknown value, and for a list or dict with one.
 
-    A constant of another module is unknown where it is computed with or compared.
+    seen : `id` of containers without one. A constant of another module is unknown where it is
+    computed with or compared.
     """
-    if isinstance(value, dict):
-        return any(map(holds_unknown, (*value, *value.values())))
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(holds_unknown, value))
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        seen = set() if seen is None else seen
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        items = (*value, *value.values()) if isinstance(value, dict) else value
+        return any(holds_unknown(one, seen) for one in items)
     return isinstance(value, Unknown) or (isinstance(value, Named) and not value.is_class)
 
 
 def has_unknown_keys(value: Any) -> bool:
     """Return True for a dict with an unknown key, which may be any of its keys."""
     return isinstance(value, dict) and any(map(holds_unknown, value))
+
+
+def may_lack(value: Any) -> bool:
+    """Return True for a dict with a key that may not be set."""
+    return isinstance(value, dict) and any(
+        isinstance(one, Unknown) and one.absent for one in value.values()
+    )
+
+
+def holds_object(value: Any, seen: set[int] | None = None) -> bool:
+    """Return True for a section, function, method or class, and for a container with one."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return any(holds_object(one, seen) for one in value.values())
+    if isinstance(value, list | tuple):
+        return any(holds_object(one, seen) for one in value)
+    return isinstance(value, Section | Function | Method | Class)
 
 
 def bounded(op: ast.operator, left: Any, right: Any) -> bool:
