@@ -114,7 +114,7 @@ def recipes_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _post_override(config: Section) -> None:
-    """Set what the performance scripts of releases before 0.6 set for bf16 (`set_post_overrides`).
+    """Set the keys that `set_post_overrides` of the performance scripts before 0.6 sets for bf16.
 
     The batch of another number of GPUs is scaled by the reader.
     """

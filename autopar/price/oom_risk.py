@@ -60,9 +60,9 @@ _GRAPHED_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
     "graphs": (0.96, 1.08),
     "graphs of attention": (0.75, 1.08),
 }
-"""90 % interval of measured over predicted peaks with CUDA graphs, whose memory is not counted. Of
-graphs of parts of layers one model is measured (its five peaks are 1.006 to 1.040 of the predicted
-ones), of attention alone another (0.79); of whole steps none."""
+"""90 % interval of measured over predicted peaks with CUDA graphs, whose memory is not counted.
+Five peaks of one model are measured with graphs of parts of layers (1.006 to 1.040 times the
+predicted ones), and one peak with graphs of attention alone (0.79); none with whole steps."""
 
 _FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
     "Muon": lambda run: run.runtime.optimizer.kind == "muon",

@@ -147,7 +147,7 @@ _CONTAINERS = {"26.08": "0.6", "26.06": "0.5", "26.04": "0.4", "26.02": "0.3"}
 def release_of(image: str) -> str | None:
     """Return the release in a container such as `nvcr.io/nvidia/nemo:26.04.01`; None: unknown.
 
-    Containers before 26.02 have releases without data, for which the oldest one stands.
+    For containers before 26.02, whose releases have no data, it is the oldest release with data.
     """
     tag = re.search(r"nemo:([0-9]{2}\.[0-9]{2})", image)
     if tag is None or tag[1] > max(_CONTAINERS):

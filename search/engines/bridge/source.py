@@ -1,7 +1,7 @@
 """Recipes of Megatron-Bridge in Python, read without executing them.
 
-A recipe is a function that returns a `ConfigContainer`. It starts from another recipe, such as
-`llama3_70b_pretrain_config`, or from a model of the Hugging Face hub, and assigns fields.
+A recipe is a function that returns a `ConfigContainer`. It takes another recipe, such as
+`llama3_70b_pretrain_config`, or a model of the Hugging Face hub. Then it assigns fields.
 `search.engines.text.python` evaluates the function; this module knows the parts of
 Megatron-Bridge that have no source there.
 """
@@ -26,10 +26,6 @@ from search.engines.bridge.recipes import (
 )
 from search.engines.huggingface.architectures import architecture
 from search.engines.text.python import (
-    Class,
-    Function,
-    Method,
-    Module,
     Named,
     Section,
     Sets,
@@ -37,6 +33,7 @@ from search.engines.text.python import (
     built_by,
     copied,
     holds_unknown,
+    unread,
 )
 
 CONFIG = "ConfigContainer"
@@ -99,7 +96,7 @@ class BridgeKnown:
             given = [one for one in (*words, *named.values()) if isinstance(one, Section)]
             for one in given:
                 if one.name == CONFIG:
-                    # What the file changes after the training does not count.
+                    # Changes after the training do not count.
                     done: dict[int, Any] = {}
                     self.started.append(copied(one, done))
                     self.origins[id(self.started[-1])] = one
@@ -161,7 +158,7 @@ def _precision(found: Any) -> Any:
 
 
 class ReadRecipe(Record):
-    """Configuration of a recipe: settings by dotted key, and what is known only at run time."""
+    """Configuration of a recipe: settings by dotted key, and values known only at run time."""
 
     hub: str | None
     """Name of the model on the hub; None: the recipe sets its sizes."""
@@ -198,38 +195,30 @@ def read_recipe(config: Section) -> ReadRecipe:
 
 
 def _flat(key: str, value: Any, seen: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Section) and value.kind is not None and _is_own(value.kind):
-        yield key, Unknown(why=f"the defaults of {value.name} are not read", line=1)
-    elif isinstance(value, Section) and id(value) in seen:
-        yield key, Unknown(why="it contains itself", line=1)
-    elif isinstance(value, Section):
+    unknown = unread(value)
+    if id(value) in seen:
+        unknown = Unknown(why="it contains itself", line=1)
+    if isinstance(value, Section) and unknown is None:
         for name, inner in value.fields.items():
             yield from _flat(f"{key}.{name}", inner, (*seen, id(value)))
     else:
-        yield key, next(_unknown_in(value), None) or _plain(value)
+        yield key, unknown or next(_elsewhere(value), None) or _plain(value)
 
 
-def _is_own(kind: Class) -> bool:
-    """Return True for a class of the file of the user."""
-    return kind.module.name == "__main__"
-
-
-def _unknown_in(value: Any) -> Iterator[Unknown]:
-    """Yield the unknown values of a list, and names in other files.
+def _elsewhere(value: Any) -> Iterator[Unknown]:
+    """Yield the constants of other files in a value.
 
     Types and functions of torch and Megatron-Core are known, and enumerations are.
     """
     if isinstance(value, list | tuple):
         for one in value:
-            yield from _unknown_in(one)
+            yield from _elsewhere(one)
     elif isinstance(value, Named):
         outer = value.name.rpartition(".")[0].rpartition(".")[2]
         if not (value.name.startswith(("torch.", "megatron.core.")) or outer[:1].isupper()):
             yield Unknown(why=f"{value.name} is in another file", line=1)
-    elif isinstance(value, Function | Class | Method | Module):
-        yield Unknown(why="it is a function", line=1)
     elif holds_unknown(value):
-        yield value if isinstance(value, Unknown) else Unknown(why="an item is not known", line=1)
+        yield Unknown(why="an item is not known", line=1)
 
 
 def _plain(value: Any) -> Any:

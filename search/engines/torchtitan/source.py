@@ -24,6 +24,7 @@ from search.engines.text.python import (
     Unknown,
     built_by,
     holds_unknown,
+    unread,
 )
 
 DATA = Path(__file__).with_name("recipes.json")
@@ -121,20 +122,18 @@ class TitanRecipe(Record):
 def read_config(config: Section) -> tuple[dict[str, Any], Section | None, dict[str, Unknown]]:
     """Return (job file, model specification or None, unknown values by key) of a configuration."""
     unknown: dict[str, Unknown] = {}
-    # A key of 0.3 alone, by which readers know the release.
+    # Only 0.3 has this key, from which readers infer the release.
     found: dict[str, Any] = {"parallelism": {"spmd_backend": "spmd_types"}, "compile": {}}
     found["compile"]["enable"] = False
     for name in _READ:
         section = config.fields.get(name)
-        for key, value in section.fields.items() if isinstance(section, Section) else ():
-            if holds_unknown(value):
-                known = isinstance(value, Unknown)
-                unknown[f"{name}.{key}"] = value if known else Unknown(why="it is set when it runs",
-                                                                       line=1)  # fmt: skip
-            elif value is not None:
-                found.setdefault(name, {})[key] = value
-        if isinstance(section, Unknown):
-            unknown[name] = section
+        lost = unread(section)
+        if lost is not None:
+            unknown[name] = lost
+        elif isinstance(section, Section):
+            found.setdefault(name, {}).update(section.fields)
+        elif name in config.fields:
+            unknown[name] = Unknown(why=f"it is {section!r:.40}", line=1)
     policy = config.fields.get("activation_checkpoint", Section("SelectiveAC.Config"))
     if policy is None:
         found["activation_checkpoint"] = {"mode": "none"}
@@ -166,7 +165,27 @@ def read_config(config: Section) -> tuple[dict[str, Any], Section | None, dict[s
             found["quantize"] = {"linear": {"float8": {"recipe_name": recipe}}}
     if names:
         found["model"]["converters"] = names
-    return found, spec, unknown
+    return _settled("", found, unknown), spec, unknown
+
+
+def _settled(name: str, section: dict[str, Any], unknown: dict[str, Unknown]) -> dict[str, Any]:
+    """Return a section without None and without values that are not known, which go to `unknown`.
+
+    name : prefix of the keys, with a dot at its end; empty for the whole job file.
+    """
+    found = dict[str, Any]()
+    for key, value in section.items():
+        lost = unread(value)
+        if lost is None and (isinstance(value, Section) or holds_unknown(value)):
+            what = f"a {value.name}" if isinstance(value, Section) else "in another file"
+            lost = Unknown(why=f"it is {what}", line=1)
+        if isinstance(value, dict):
+            found[key] = _settled(f"{name}{key}.", value, unknown)
+        elif lost is not None:
+            unknown[f"{name}{key}"] = lost
+        elif value is not None:
+            found[key] = value
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

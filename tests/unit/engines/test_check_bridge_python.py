@@ -202,7 +202,7 @@ def test_the_numbers_of_known_recipes() -> None:
 
 
 def test_a_recipe_for_another_number_of_gpus_is_scaled() -> None:
-    """The batch is in proportion, and a note says so."""
+    """The batch is in proportion, which a note reports."""
     found = named_recipe("llama3_70b_pretrain_128gpu_h100_fp8cs_config")
     assert (found.num_gpus, found.settings["train.global_batch_size"]) == (128, 512)
     assert "using the recipe of 64 GPUs" in found.notes[0]
@@ -225,5 +225,5 @@ def test_a_recipe_for_another_number_of_gpus_is_scaled() -> None:
     ],
 )
 def test_names_on_the_hub_are_those_of_architectures(hub: str, model: str) -> None:
-    """As recipes spell them."""
+    """Names are spelled as in recipes."""
     assert model_of(hub) == model

@@ -123,6 +123,16 @@ def test_float8_of_a_recipe_has_scales_by_row(tmp_path: Path) -> None:
         ("cfg.activation_checkpoint = os.policy()", "activation_checkpoint is not known"),
         ("cfg.parallelism.new_degree = 2", "new_degree"),
         ("cfg.model_spec = model_registry('70B', ep_backend='x')", "ep_backend"),
+        ("cfg.model_spec = model_registry(os.environ['F'])", "line 13: model.flavor is not known"),
+        ("cfg.model_spec = model_registry('8B', converters=os.x)", "a converter is not known"),
+        ("cfg.loss = ChunkedLossWrapper.Config(num_chunks=os.x)", "loss.num_chunks"),
+        (
+            "class Mine(TrainingConfig):\n        seq_len: int = 8192\n    cfg.training = Mine()",
+            "line 13: training is not known: the defaults of Mine",
+        ),
+        ("cfg.training.local_batch_size = lambda: 3", "training.local_batch_size is not known"),
+        ("cfg.training = None", "training is not known: it is None"),
+        ("cfg.training.parent = cfg", "training.parent is not known: it is a Trainer.Config"),
     ],
 )
 def test_what_is_not_known_withdraws_the_estimates(lines: str, said: str, tmp_path: Path) -> None:
@@ -133,7 +143,7 @@ def test_what_is_not_known_withdraws_the_estimates(lines: str, said: str, tmp_pa
 
 
 def test_two_recipes_of_a_file_need_a_launch(tmp_path: Path) -> None:
-    """With a launch that has --config, whose file is beside it."""
+    """With a launch that has --config, whose file is in its folder."""
     other = "\ndef other():\n    cfg = llama3_70b()\n    cfg.training.local_batch_size = 4\n"
     other += "    return cfg\n"
     with pytest.raises(DocumentError, match="has 2 recipes: mine, other"):

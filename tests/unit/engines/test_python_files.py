@@ -144,6 +144,10 @@ class Kept:
     def up(self):
         self.v = 9
 
+    def more(self, xs=[]):
+        xs.append(1)
+        return xs
+
 class Doubled:
     def __init__(self, n):
         self.n = 2 * n
@@ -216,6 +220,10 @@ seen = []
         "cfg.a = three(*[1, 5] if R else [1])",
         "[setattr(cfg, k, 2) for k in ['a'] if R]",
         "cfg.a = {k: 2 for k in 'xy'}",
+        "g = (x for x in [1, 2])\nlist(g)\ncfg.a = list(g)",
+        "g = zip([1], [2])\nlist(g)\ncfg.a = list(g)",
+        "y = 0\n[y := x for x in [1, 2]]\ncfg.a = y",
+        "x = Kept()\nx.more()\ncfg.a = len(Kept().more())",
         "with open(os.devnull) as f:\n    cfg.a = f is None",
         "xs = [1, 2]\nfor x in xs:\n    xs.remove(x)\ncfg.a = xs",
         "a = (Kept(),)\nb = copy.deepcopy(a)\nb[0].v = 7\ncfg.a = a[0].v",
@@ -272,7 +280,7 @@ def test_large_and_wrong_values_end(body: str) -> None:
 
 
 def test_arguments_of_a_program_have_their_defaults() -> None:
-    """Those of argparse, after their type; one without a default is not known."""
+    """Arguments of argparse are converted by their type; required ones are not known."""
     body = f"{PARSER}args = p.parse_args()\ncfg = make()\ncfg.args = args\nreturn cfg"
     section, evaluator = found_by(body)
     fields = section.fields["args"].fields
@@ -282,7 +290,7 @@ def test_arguments_of_a_program_have_their_defaults() -> None:
     exec(f"{PARSER}own = vars(p.parse_args(['--need', '1', 'here']))", names)
     expected = {key: one for key, one in names["own"].items() if key not in unknown}
     assert {key: fields[key] for key in expected} == expected
-    assert [text for _, text in evaluator.assumed] == [
+    assert [text for _, text in evaluator.process.assumed] == [
         "arguments of the program have their defaults"
     ]
 
@@ -313,7 +321,7 @@ def test_arguments_that_the_program_gives_itself_are_unknown() -> None:
     ],
 )
 def test_variables_of_the_environment(line: str, value: Any, assumed: bool) -> None:
-    """Those that are given or set count, else the default with a note; None here: not known."""
+    """Given and set variables count, else the default with a note; None here: not known."""
     evaluator = Evaluator(Nothing(), environment={"GIVEN": "8", "OPEN": "$X"})
     body = textwrap.indent(f"cfg = make()\n{line}\nreturn cfg", "    ")
     text = f"from base import make\nimport os\n\ndef recipe():\n{body}\n"
@@ -321,7 +329,7 @@ def test_variables_of_the_environment(line: str, value: Any, assumed: bool) -> N
     assert isinstance(section, Section)
     found = section.fields["a"]
     assert isinstance(found, Unknown) if value is None else found == value
-    assert bool(evaluator.assumed) is assumed
+    assert bool(evaluator.process.assumed) is assumed
     assert not evaluator.lost
 
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 from search.engines.text.python.evaluator import Evaluator, TooLongError
 from search.engines.text.python.recipes import BuiltConfiguration, built_by
 from search.engines.text.python.values import (
-    Class,
-    Function,
     Known,
     Lost,
-    Method,
     Module,
     Named,
     Section,
@@ -21,16 +18,14 @@ from search.engines.text.python.values import (
     copied,
     holds_unknown,
     is_python,
+    unread,
 )
 
 __all__ = [
     "BuiltConfiguration",
-    "Class",
     "Evaluator",
-    "Function",
     "Known",
     "Lost",
-    "Method",
     "Module",
     "Named",
     "Section",
@@ -41,4 +36,5 @@ __all__ = [
     "copied",
     "holds_unknown",
     "is_python",
+    "unread",
 ]

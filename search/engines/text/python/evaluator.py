@@ -15,8 +15,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from search.engines.text.python.expressions import RUN_TIME, Expressions, items_of
+from autopar.records import replace
+from search.engines.text.python.expressions import Expressions, items_of
+from search.engines.text.python.process import Process
 from search.engines.text.python.values import (
+    MAIN,
     MISSING,
     Class,
     Function,
@@ -66,8 +69,7 @@ class TooLongError(Exception):
 class Evaluator:
     """Evaluation of one file.
 
-    lost : effects that were not followed. assumed : pairs (line, default that stands for a value of
-    the run): of environment variables and of arguments. environment : known variables of the run.
+    lost : effects that were not followed. process : environment variables and arguments.
     """
 
     def __init__(
@@ -78,17 +80,12 @@ class Evaluator:
         most_steps: int = _MOST_STEPS,
     ) -> None:
         self.lost: list[Lost] = []
-        self.assumed: list[tuple[int, str]] = []
-        self.environment: dict[str, Any] = {
-            name: Unknown(why=f"{name} has a value of the run", line=1, file="environment")
-            if "$" in value
-            else value
-            for name, value in environment.items()
-        }
         self._most_steps = most_steps
         self.known = known
         self._modules: dict[str, Module | None] = {}
         self.journal = Journal()
+        self.process = Process(environment, self.journal)
+        self._methods: dict[int, Function] = {}
         self._steps = 0
         self._calls = 0
 
@@ -206,12 +203,13 @@ class Evaluator:
                 if any(isinstance(at, ast.Name) and at.id == name for at in one.targets):
                     return frame.value(one.value)
             elif isinstance(one, ast.FunctionDef) and one.name == name:
-                method = frame.function(name, one)
+                method = self._methods.setdefault(id(one), frame.function(name, one))
                 marks = [ast.unparse(mark) for mark in one.decorator_list]
                 if marks == ["property"]:
                     return self.invoke(method, [of], {})
                 if {*marks} & {"classmethod", "staticmethod", "cached_property"}:
-                    return Unknown(why=RUN_TIME, line=one.lineno, file=kind.module.file)
+                    why = f"{name} is a {marks[0]}"
+                    return Unknown(why=why, line=one.lineno, file=kind.module.file, acts=True)
                 return method
         for base in kind.node.bases:
             found = frame.value(base)
@@ -258,7 +256,7 @@ class Evaluator:
 
         several : arguments are given by position.
         """
-        if kind.module.name != "__main__":
+        if kind.module.name != MAIN:
             return ""
         for one in kind.node.body:
             text = ast.unparse(one)
@@ -295,6 +293,8 @@ class _Frame(Expressions):
         match node:
             case ast.Assign():
                 value = self.value(node.value)
+                if _is_consumed(node.value):
+                    value = self._undecided(node, "an iterator is consumed when it is read")
                 for target in node.targets:
                     self._assign(target, value)
             case ast.AnnAssign():
@@ -333,7 +333,7 @@ class _Frame(Expressions):
                     if isinstance(self.value(one.context_expr), Section):
                         self._lose(node, "a with statement calls methods")
                     if one.optional_vars is not None:
-                        self._assign(one.optional_vars, self._unknown(node, RUN_TIME))
+                        self._assign(one.optional_vars, self._undecided(node, "with ... as"))
                 self.block(node.body)
             case ast.Try():
                 end = self._end([*node.body, *node.orelse])
@@ -363,7 +363,7 @@ class _Frame(Expressions):
         other = (list, tuple) if isinstance(before, list) else type(before)
         if not isinstance(node.op, op) or not isinstance(word, other):
             self._lose(node, "the items of a container are not known")
-            return self._unknown(node, RUN_TIME)
+            return self._undecided(node, "the items of a container are not known")
         self._owner.journal.altered(before)
         self._owner.step(len(word))
         (before.extend if isinstance(before, list) else before.update)(word)
@@ -410,15 +410,13 @@ class _Frame(Expressions):
                 absent = key not in store and any(
                     one is None or one[2] is MISSING for one in values
                 )
-                unknown = Unknown(
-                    why=RUN_TIME, line=node.lineno, file=self._module.file, absent=absent
-                )
+                unknown = replace(self._undecided(node), absent=absent)
                 self._owner.journal.put(store, key, value if same else unknown)
         leaving = [ends[at] for at in possible]
         if all(isinstance(end, _Return) for end in leaving):
             values = [end.value for end in leaving if isinstance(end, _Return)]
             same = all(equal(value, values[0]) for value in values)
-            raise _Return(values[0] if same else self._unknown(node, RUN_TIME))
+            raise _Return(values[0] if same else self._undecided(node))
         if len(leaving) == 1 and isinstance(leaving[0], _Stop):
             raise leaving[0]
         if any(leaving):
@@ -458,7 +456,7 @@ class _Frame(Expressions):
             if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript) and isinstance(
                 inner.ctx, ast.Store
             ):
-                self._assign(inner, self._unknown(node, RUN_TIME))
+                self._assign(inner, self._undecided(node, why))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -481,6 +479,13 @@ class _Frame(Expressions):
             else:
                 found = self._owner.named(f"{base}.{one.name}")
                 self._owner.journal.put(self._names, one.asname or one.name, found)
+
+
+def _is_consumed(node: ast.expr) -> bool:
+    """Return whether an expression is an iterator, whose items are read once."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("enumerate", "filter", "iter", "map", "reversed", "zip")
+    return isinstance(node, ast.GeneratorExp)
 
 
 def _is_generator(node: ast.AST) -> bool:

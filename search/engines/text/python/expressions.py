@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from autopar.errors import shortened
+from search.engines.text.python.process import ENVIRONMENT, MODULES, NAMESPACE, Process
 from search.engines.text.python.values import (
     BINARY,
     BUILTINS,
@@ -15,7 +16,6 @@ from search.engines.text.python.values import (
     CLASSES,
     COMPARED,
     KEEPING,
-    MISSING,
     MOST_ITEMS,
     PLAIN,
     PURE,
@@ -41,20 +41,11 @@ from search.engines.text.python.values import (
 )
 
 RUN_TIME = "a condition decides it when it runs"
-_PARSER = "ArgumentParser"
-_NAMESPACE = "Namespace"
 _EMPTY = ("Counter", "Decimal", "Fraction", "OrderedDict")
 """Classes whose instances may be false."""
-_ARGUMENTS = "arguments of the parser"
-"""Field of a parser: default by name of the argument."""
-_PROCESS = (Named(name="os"), Named(name="sys"))
 _OPEN = ("delattr", "eval", "exec", "globals", "locals", "super", "vars")
 """Functions that reach any value."""
 _MOST_TEXT = 1 << 20
-_ENVIRONMENT = "os.environ"
-_VARIABLE = ("os.environ.get", "os.environ.setdefault", "os.getenv")
-_CHANGES = ("os.environ.clear", "os.environ.pop", "os.environ.update", "os.putenv", "os.unsetenv",
-            "os.environ.setdefault")  # fmt: skip
 
 
 class Owner(Protocol):
@@ -63,8 +54,7 @@ class Owner(Protocol):
     journal: Journal
     known: Known
     lost: list[Lost]
-    assumed: list[tuple[int, str]]
-    environment: dict[str, Any]
+    process: Process
 
     def step(self, number: int = 1) -> None:
         """Count steps."""
@@ -112,6 +102,11 @@ class Expressions:
     def _unknown(self, node: ast.AST, why: str) -> Unknown:
         return Unknown(why=why, line=getattr(node, "lineno", 1), file=self._module.file)
 
+    def _undecided(self, node: ast.AST, why: str = RUN_TIME) -> Unknown:
+        """Return an unknown value that may be an object or function of the file."""
+        line = getattr(node, "lineno", 1)
+        return Unknown(why=why, line=line, file=self._module.file, acts=True)
+
     def _lose(self, node: ast.AST, what: str) -> None:
         line = getattr(node, "lineno", 1)
         self._owner.lost.append(Lost(what=what, line=line, file=self._module.file))
@@ -142,12 +137,12 @@ class Expressions:
                     self._owner.journal.put(of.fields, target.attr, value)
                 elif isinstance(of, Unknown):
                     self._lose(target, f"{ast.unparse(target)} of an unknown object is set")
-                elif of is None or isinstance(of, Class | Function | Module) or of in _PROCESS:
+                elif of is None or isinstance(of, Class | Function | Module) or of in MODULES:
                     self._lose(target, f"{ast.unparse(target)} is set")
             case ast.Subscript():
                 of, key = self.value(target.value), self.value(target.slice)
-                if of == Named(name=_ENVIRONMENT) and isinstance(key, str):
-                    of = self._owner.environment
+                if of == ENVIRONMENT and isinstance(key, str):
+                    of = self._owner.process.environment
                 if isinstance(of, dict) and hashable(key):
                     self._owner.journal.put(of, key, value)
                 elif isinstance(of, list) and isinstance(key, int) and -len(of) <= key < len(of):
@@ -200,7 +195,7 @@ class Expressions:
                 if known is not None:
                     return self.value(node.body if known else node.orelse)
                 first, other = self._maybe(node.body), self._maybe(node.orelse)
-                return first if equal(first, other) else self._unknown(node, RUN_TIME)
+                return first if equal(first, other) else self._undecided(node)
             case ast.Subscript():
                 return self._subscript(node)
             case ast.JoinedStr():
@@ -239,7 +234,7 @@ class Expressions:
         bound = isinstance(found, Method) or (
             isinstance(of, Section) and isinstance(found, Function) and node.attr not in of.fields
         )
-        return self._unknown(node, RUN_TIME) if bound else found
+        return self._undecided(node, f"{node.attr} is a method") if bound else found
 
     def _field(self, node: ast.AST, of: Any, name: str) -> Any:
         if isinstance(of, Section):
@@ -262,7 +257,8 @@ class Expressions:
         if isinstance(of, Class):
             found = self._owner.inherited(of, Section(of.name, kind=of), name)
             known = isinstance(found, (*PLAIN, Class)) and not of.node.bases
-            return found if known else self._unknown(node, RUN_TIME)
+            why = f"{of.name}.{name} is a member of a class with bases, or a method"
+            return found if known else self._undecided(node, why)
         if isinstance(of, Unknown):
             return of
         if isinstance(of, PLAIN):
@@ -322,7 +318,7 @@ class Expressions:
             if truth is None and at + 1 < len(node.values):
                 for later in node.values[at + 1 :]:
                     self._maybe(later)
-                return self._unknown(one, RUN_TIME)
+                return self._undecided(one)
             if truth is ends or at + 1 == len(node.values):
                 return value
         raise AssertionError("an operation has values")
@@ -413,8 +409,8 @@ class Expressions:
             return key
         if isinstance(of, Named) and isinstance(key, str) and of.is_class:
             return Named(name=f"{of.name}.{key}")  # a member of an enumeration
-        if of == Named(name=_ENVIRONMENT) and key in self._owner.environment:
-            return self._owner.environment[key]
+        if of == ENVIRONMENT and key in self._owner.process.environment:
+            return self._owner.process.environment[key]
         if not isinstance(of, list | tuple | dict | str) or has_unknown_keys(of):
             return self._unknown(node, f"{shortened(ast.unparse(node))} is read when it runs")
         return self._tried(node, lambda: of[key])
@@ -444,6 +440,8 @@ class Expressions:
         inside = [item, *first.ifs, *(one.iter for one in rest)]
         effects = any(isinstance(one, ast.Call | ast.NamedExpr)
                       for part in inside for one in ast.walk(part))  # fmt: skip
+        if any(isinstance(one, ast.NamedExpr) for part in inside for one in ast.walk(part)):
+            self._lose(first.iter, "a comprehension sets a name")
         if found is None:
             if effects:
                 self._lose(first.iter, "calls in a loop over values that are not known")
@@ -492,8 +490,9 @@ class Expressions:
         attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if isinstance(of, Section) and attribute not in of.fields:
             found = self._owner.known_call(attribute, of, words, named)
-            if found is NotImplemented and of.name == _PARSER and of.kind is None:
-                found = self._parser(node, of, attribute, words, named)
+            if found is NotImplemented:
+                place = self._unknown(node, "")
+                found = self._owner.process.parser_call(of, place, attribute, words, named)
             if found is not NotImplemented:
                 return found
             words = [of, *words]
@@ -517,14 +516,14 @@ class Expressions:
             if called.is_class:
                 numbered = {str(at): word for at, word in enumerate(words)}
                 return Section(called.class_name, {**numbered, **named})
-        if isinstance(called, Section) or (isinstance(called, Unknown) and called.why == RUN_TIME):
+        if isinstance(called, Section) or (isinstance(called, Unknown) and called.acts):
             self._lose(node, f"{shortened(ast.unparse(node.func))} is called")
         return self._lost_call(node, words, named)
 
     def _lost_call(self, node: ast.Call, words: list[Any], named: Mapping[str, Any]) -> Unknown:
         name = shortened(ast.unparse(node.func))
         nodes = [*node.args, *(one.value for one in node.keywords)]
-        # A container that is written here is nobody else's.
+        # No other name refers to a container that the call writes out.
         stored = any(not isinstance(one, ast.List | ast.Dict | ast.Set | ast.Tuple | ast.Constant)
                      for one in nodes)  # fmt: skip
         given = any(holds_object(one) or (stored and isinstance(one, list | dict | set))
@@ -532,7 +531,8 @@ class Expressions:
         partial = name.rpartition(".")[2] == "partial"
         if (given and not partial) or name in _OPEN:
             self._lose(node, f"{name} may change the configuration")
-        return self._unknown(node, RUN_TIME if partial else f"{name} is called when it runs")
+        why = f"{name} is called when it runs"
+        return self._undecided(node, why) if partial else self._unknown(node, why)
 
     def _builtin(
         self, node: ast.Call, name: str, words: list[Any], named: Mapping[str, Any]
@@ -562,10 +562,10 @@ class Expressions:
             else:
                 self._lose(node, "setattr sets a field that is not known")
             return None
-        ends = len(words) == 1 or (len(words) == 2 and not named)
-        if name in _VARIABLE and ends and isinstance(words[0], str) and {*named} <= {"default"}:
-            return self._variable(node, name, *words, **named)
-        if name in _CHANGES or name.startswith("sys.argv."):
+        variable = self._owner.process.variable(node.lineno, name, words, named)
+        if variable is not NotImplemented:
+            return variable
+        if self._owner.process.changed_by(name):
             self._lose(node, f"{name} may change values of the run")
             return NotImplemented
         if name == "isinstance" and len(words) == 2:
@@ -611,71 +611,9 @@ class Expressions:
             node, lambda: list(work(*words, **named)) if lazy else work(*words, **named)
         )
 
-    def _variable(self, node: ast.Call, name: str, variable: str, default: Any = MISSING) -> Any:
-        """Return the value of an environment variable, or the default that stands for it."""
-        found = self._owner.environment.get(variable, default)
-        if found is MISSING:
-            return NotImplemented
-        if variable not in self._owner.environment and not isinstance(found, Unknown):
-            text = f"{variable} is not set: {default!r} counts"
-            self._owner.assumed.append((node.lineno, text))
-        if name.endswith("setdefault"):
-            self._owner.journal.put(self._owner.environment, variable, found)
-        return found
-
-    def _parser(
-        self, node: ast.Call, of: Section, name: str, words: list[Any], named: Mapping[str, Any]
-    ) -> Any:
-        """Return the value of a method of `argparse.ArgumentParser`: arguments have defaults."""
-        odd = {"parents", "argument_default", "fromfile_prefix_chars", "prefix_chars"}
-        if odd & {*of.fields} or not all(isinstance(one, str) for one in words):
-            return NotImplemented
-        found = of.fields.setdefault(_ARGUMENTS, {})
-        if name in ("add_argument_group", "add_mutually_exclusive_group"):
-            return of
-        if name == "add_argument" and words:
-            flag = next((one for one in words if one.startswith("--")), words[0])
-            own = str(named.get("dest", flag.lstrip("-").replace("-", "_")))
-            before = found.get(own, MISSING)
-            self._owner.journal.put(found, own, self._argument(node, flag, before, named))
-            return None
-        if name == "set_defaults" and not words:
-            for key, value in named.items():
-                # The type of the argument converts text.
-                unknown = self._unknown(node, "a default in text")
-                self._owner.journal.put(found, key, unknown if isinstance(value, str) else value)
-            return None
-        if name in ("parse_args", "parse_known_args") and not words and not named:
-            text = "arguments of the program have their defaults"
-            self._owner.assumed.append((node.lineno, text))
-            read = Section(_NAMESPACE, found)
-            return read if name == "parse_args" else (read, [])
-        return NotImplemented
-
-    def _argument(self, node: ast.Call, flag: str, before: Any, named: Mapping[str, Any]) -> Any:
-        """Return the default of an argument; unknown: required, or its type is not followed.
-
-        before : default of another argument, or of the parser, for the same name.
-        """
-        if not flag.startswith("-") or named.get("required", False) is not False:
-            return self._unknown(node, f"{flag} has no default")
-        switch = {"store_true": False, "store_false": True}.get(str(named.get("action")))
-        if before is not MISSING:
-            return self._unknown(node, f"{flag} has two defaults") if "default" in named else before
-        default = named.get("default", switch)
-        kind = named.get("type")
-        if isinstance(default, Named):
-            why = f"the default of {flag} is {default.name}"
-            return Unknown(why=why, line=node.lineno, file=self._module.file, absent=True)
-        if not isinstance(default, str) or kind is None:
-            return default
-        if isinstance(kind, Named) and kind.name in CLASSES:
-            return self._tried(node, CLASSES[kind.name], default)
-        return self._unknown(node, f"the type of {flag} is not followed")
-
     def _has(self, of: Section, name: str) -> bool | None:
         """Return whether a section has a field that was not set; None: not known."""
-        if of.name == _NAMESPACE and of.kind is None:
+        if of.name == NAMESPACE and of.kind is None:
             return False
         has = self._owner.known.has(of, name)
         if has is not None or of.kind is None:

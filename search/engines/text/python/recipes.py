@@ -1,4 +1,4 @@
-"""The configuration that a Python file builds, with what is lost of it."""
+"""The configuration that a Python file builds, and the effects that were not followed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from autopar.errors import DocumentError
 from autopar.records import Record
 from search.engines.text.python.evaluator import Evaluator, TooLongError
-from search.engines.text.python.values import Known, Module, Section, Unknown
+from search.engines.text.python.values import MAIN, Known, Module, Section, Unknown
 
 
 class BuiltConfiguration(Record):
@@ -41,7 +41,7 @@ def built_by(
     """Return the configuration of a file.
 
     name : class of the configuration.
-    function : function that returns it; empty for the only one that no other such function calls.
+    function : function that returns it; empty: the only one, without those that another one calls.
     environment : known variables of the run.
     started : configurations that the file trains itself, which come first.
 
@@ -50,7 +50,7 @@ def built_by(
 
     def loaded() -> tuple[Evaluator, Module]:
         evaluator = Evaluator(known, environment=environment)
-        return evaluator, evaluator.load("__main__", text, path.name)
+        return evaluator, evaluator.load(MAIN, text, path.name)
 
     try:
         evaluator, module = loaded()
@@ -70,10 +70,11 @@ def built_by(
         remedy = "Keep one of them, or give a launch script that names one"
         raise DocumentError(path, f"has {len(found)} recipes{names}", remedy=remedy)
     config, evaluator = next(iter(found.values()))
+    assumed = dict.fromkeys(evaluator.process.assumed)
     return BuiltConfiguration(
         config=config,
         lost=tuple((one.line, one.what) for one in evaluator.lost),
-        assumed=tuple(f"line {line}: {text}" for line, text in dict.fromkeys(evaluator.assumed)),
+        assumed=tuple(f"line {line}: {text}" for line, text in assumed),
     )
 
 

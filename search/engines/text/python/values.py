@@ -14,6 +14,8 @@ MOST_ITEMS = 1 << 14
 """Maximum length of a string or list that an operator makes, and of a loop."""
 _MOST_BITS = 512
 """Maximum length of an integer that an operator makes, bits."""
+MAIN = "__main__"
+"""Name of the module that is the file of the user."""
 MISSING = object()
 """Value of a name or field that is not set, and key of the items of a container."""
 
@@ -27,6 +29,8 @@ class Unknown(Record):
     file: str = ""
     absent: bool = False
     """True for a key or field that may not be set."""
+    acts: bool = False
+    """True for a value that may be an object or function of the file: its calls have effects."""
 
 
 class Named(Record):
@@ -166,7 +170,7 @@ class Journal:
 
     @contextmanager
     def branch(self) -> Iterator[dict[tuple[int, Any], tuple[Any, Any, Any]]]:
-        """Take back what the block changes; yields the changes by place, with their values."""
+        """Take back the changes of the block; yields them by place, with their values."""
         undo, written = self._undo, self._written
         self._undo, self._written = [], {}
         found: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
@@ -331,6 +335,25 @@ def holds_object(value: Any, seen: set[int] | None = None) -> bool:
     if isinstance(value, list | tuple):
         return any(holds_object(one, seen) for one in value)
     return isinstance(value, Section | Function | Method | Class)
+
+
+def unread(value: Any) -> Unknown | None:
+    """Return why a value is no setting of a configuration; None: it is one.
+
+    Fields of a class of the file may have their values from its body, which is not read.
+    """
+    if isinstance(value, Unknown):
+        return value
+    if isinstance(value, Section) and value.kind is not None and value.kind.module.name == MAIN:
+        why = f"the defaults of {value.name} are not read"
+        return Unknown(why=why, line=value.kind.node.lineno)
+    if isinstance(value, Function | Class | Method | Module):
+        return Unknown(why="it is a function, a class or a module", line=1)
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return next((found for one in value if (found := unread(one))), None)
+    return None
 
 
 def bounded(op: ast.operator, left: Any, right: Any) -> bool:
