@@ -147,6 +147,7 @@ def test_what_only_the_run_knows_is_named(lines: str, said: str, tmp_path: Path)
          "has 2 recipes"),
         ("from megatron.bridge import AutoBridge\n", "that returns ConfigContainer"),
         ("import torch\n", "is a Python program, not a launch script"),
+        ("from megatron.bridge import x\ndef f(:\n", "line 2: Python does not accept it"),
         ("from megatron.bridge import x\ndef f():\n" + "".join(
             f"{' ' * (4 * at + 4)}for i{at} in range(999):\n" for at in range(3)) + " " * 16 +
             "x = 1\n", "computes too much to be followed"),

@@ -404,8 +404,9 @@ def test_an_evaluation_ends() -> None:
 
 
 def test_scripts_of_a_shell_are_not_python() -> None:
-    """A file is Python if it parses and has an import or a function."""
+    """A file is Python if a line starts an import or a function, also with a wrong syntax."""
     assert is_python("import os\n")
+    assert is_python("from os import path\ndef f(:\n")
     assert not is_python("torchrun train.py --lr 1\n")
     assert not is_python("x = 1\n")
     assert not is_python("(" * 10_000)

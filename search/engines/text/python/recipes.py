@@ -57,8 +57,12 @@ def built_by(
         begun = {str(at): (one, evaluator) for at, one in enumerate(started())}
         found = begun or _returned(loaded, module, name, function)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f"line {error.lineno} " if isinstance(error, SyntaxError) else ""
-        raise DocumentError(path, f"{line}is no Python that can be read") from None
+        where = ""
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            where = f"line {error.lineno}: "
+        why = f"Python does not accept it ({getattr(error, 'msg', error)!s:.60})"
+        remedy = "Correct it, or write the values into a launch script"
+        raise DocumentError(path, f"{where}{why}", remedy=remedy) from None
     except TooLongError:
         raise DocumentError(path, "computes too much to be followed") from None
     if not found:
