@@ -356,13 +356,18 @@ def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
 
 def _print_left_out(priced: Sequence[Priced]) -> None:
     ratios = [*ratios_of(priced), *first_met()]
+    # A kind of one configuration has none to leave out.
+    densities = odds.likelihoods(ratios)
     for kind, (low, high) in sorted(odds.intervals_of(ratios, PEAK_RATIOS).items()):
-        t, normal = odds.likelihoods(ratios)[kind]
         number = len(odds.by_configuration(ratios)[kind])
         print(
             f"\n{kind}: {number} configurations, 9 of 10 between {low - 1:+.2%} and {high - 1:+.2%}"
         )
-        print(f"  mean log density of one left out: {t:.2f} as Student's t, {normal:.2f} as normal")
+        if kind in densities:
+            t, normal = densities[kind]
+            print(
+                f"  mean log density of one left out: {t:.2f} as Student's t, {normal:.2f} normal"
+            )
     print("\n" + left_out_table(ratios))
     print(odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)))
 

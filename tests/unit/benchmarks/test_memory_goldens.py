@@ -257,6 +257,15 @@ def test_a_table_of_ones_own_is_priced(tmp_path: Path) -> None:
     assert abs(inferred["predicted_states_bytes"] / inferred["measured_states_bytes"] - 1) < 0.05
 
 
+def test_coverage_without_a_class_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind has a line, and one of a single configuration has no density."""
+    assert memory_goldens.main(["--left-out"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nMuon: 1 configurations" in shown
+    assert shown.count("mean log density") == shown.count(" configurations, 9 of 10") - 1
+    assert "| one configuration at a time |" in shown
+
+
 def test_printed_rows_name_their_terms(capsys: pytest.CaptureFixture[str]) -> None:
     """The rows of a name are shown with every term and its switch."""
     assert memory_goldens.main(["--rows", "gpt3_7b_tp4_pp1_memory_speed"]) == 0
