@@ -356,7 +356,7 @@ def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
 
 def _print_left_out(priced: Sequence[Priced]) -> None:
     ratios = [*ratios_of(priced), *first_met()]
-    # A kind of one configuration has none to leave out.
+    # A kind of one configuration has no other to fit to.
     densities = odds.likelihoods(ratios)
     for kind, (low, high) in sorted(odds.intervals_of(ratios, PEAK_RATIOS).items()):
         number = len(odds.by_configuration(ratios)[kind])
@@ -365,9 +365,7 @@ def _print_left_out(priced: Sequence[Priced]) -> None:
         )
         if kind in densities:
             t, normal = densities[kind]
-            print(
-                f"  mean log density of one left out: {t:.2f} as Student's t, {normal:.2f} normal"
-            )
+            print(f"  mean log density outside the fit: {t:.2f} Student's t, {normal:.2f} normal")
     print("\n" + left_out_table(ratios))
     print(odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)))
 
