@@ -175,6 +175,8 @@ def _inferred(priced: Any, states_bytes: int) -> tuple[ReadRun, Account]:
 
 def _architecture(run: Run) -> str:
     model = run.model
+    if model.is_hybrid:
+        return "hybrid"
     if model.experts is not None:
         return "mla+moe" if model.attention.latent is not None else "moe"
     if model.attention.latent is not None:

@@ -286,7 +286,7 @@ _PROBLEMS = (
         "hybrid.sh",
         f"{_EXPORT}\n{_RUN} --hybrid-layer-pattern M-M*M-M* {_REST} --hidden-size 1024 "
         "--num-attention-heads 16\n",
-        {"status": "refused", "step_s": None},
+        {"status": "read", "engine": "Megatron-LM", "batch": 64},
     ),
     Shape(
         "half_quoted.sh",

@@ -13,10 +13,10 @@ sequence parallelism.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from autopar.price.parameters import Weight, adapter_widths, attention_weights, mlp_weights
-from autopar.run.architecture import Attention
+from autopar.price.parameters import Weight, adapter_widths, mixer_weights, mlp_weights
+from autopar.run.architecture import Attention, Experts, Mamba, Mlp
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule
 from autopar.training.adapters import needs_input
@@ -26,14 +26,14 @@ from autopar.training.mixtures import processed_share, worst_skew
 def attention_of(at: RankLayer) -> Attention:
     """Return the attention of a layer; raises AssertionError for a layer without attention."""
     attention = at.layer.attention
-    assert attention is not None, "layers without attention have no count of memory"
+    assert attention is not None, "asked of layers with attention alone"
     return attention
 
 
 def score_count(at: RankLayer) -> int:
     """Return the number of attention scores of one layer on a rank: b*n/t*(s/c)*s."""
-    run, split = at.run, at.split
-    heads = attention_of(at).heads // split.tp
+    run, split, attention = at.run, at.split, at.layer.attention
+    heads = 0 if attention is None else attention.heads // split.tp
     return run.strategy.micro_batch * heads * (run.seq_length // split.cp) * run.seq_length
 
 
@@ -106,10 +106,11 @@ def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
     if not at.split.offload:
         return
     chosen = set(at.split.offload)
-    if attention_of(at).latent is None and not own_layers:
+    if not has_own_norm(at, at.layer.attention) and not own_layers:
         chosen.discard("attn_norm")
-    if at.layer.experts is None and not own_layers:
+    if not has_own_norm(at, at.layer.mlp) and not own_layers:
         chosen.discard("mlp_norm")
+    mixers = len(at.layer.mixers)
     ordered = sorted(chosen)
     least = offload.least_elements * at.element_bytes
     halves = 0
@@ -120,8 +121,8 @@ def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
                 module
                 for module in ordered
                 if name in _OFFLOADED_PARTS[module]
-                and not (module in ("attn_norm", "qkv_linear") and halves > 1)
-                and not (module == "mlp_norm" and halves < 2)
+                and not (module in ("attn_norm", "qkv_linear") and halves > mixers)
+                and not (module == "mlp_norm" and halves <= mixers)
             ),
             None,
         )
@@ -138,34 +139,96 @@ def offloaded_bytes(at: RankLayer) -> int:
 
 def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     """Yield (part, bytes) of all saved activations of a layer, on the device or offloaded."""
-    recomputed, adapters, experts = at.split.modules, at.run.runtime.adapters, at.layer.experts
+    recomputed, adapters, layer = at.split.modules, at.run.runtime.adapters, at.layer
     dropout = at.run.model.dropout > 0
     whole = input_bytes(at)
-    yield "norm input", whole
-    if "layernorm" not in recomputed and needs_input(adapters, "query", "key", "value"):
-        yield "norm output", _linear_input(at, whole)
-    yield from _attention_parts(at)
-    if dropout:
-        # one byte per element; one mask after attention, one after the MLP
-        yield "dropout mask", at.sequence_parallel_tokens * at.layer.hidden
-    yield "norm input", whole
-    if "layernorm" not in recomputed and needs_input(adapters, "fc1", "expert_fc1"):
-        # the router is not in 8 bits and needs the 16-bit tensor
-        yield "norm output", whole if experts is not None else _linear_input(at, whole)
+    for mixer in layer.mixers:
+        yield "norm input", whole
+        again = "layernorm" in recomputed and has_own_norm(at, mixer)
+        if not again and needs_input(adapters, "query", "key", "value"):
+            yield "norm output", _linear_input(at, whole)
+        parts = _mamba_parts(at, mixer) if isinstance(mixer, Mamba) else _attention_parts(at)
+        yield from parts
+        if dropout:
+            # one byte per element; one mask after each mixer, one after the MLP
+            yield "dropout mask", at.sequence_parallel_tokens * layer.hidden
+    if layer.mlp is not None:
+        yield "norm input", whole
+        again = "layernorm" in recomputed and has_own_norm(at, layer.mlp)
+        if not again and needs_input(adapters, "fc1", "expert_fc1"):
+            # the router is not in 8 bits and needs the 16-bit tensor
+            yield "norm output", whole if layer.experts is not None else _linear_input(at, whole)
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(at)
-    if experts is not None:
+    if layer.experts is not None:
         yield from _expert_parts(at)
-    elif "mlp" not in recomputed and at.layer.mlp is not None:
-        yield from _mlp_parts(at, at.layer.mlp.width)
-    if dropout:
-        yield "dropout mask", at.sequence_parallel_tokens * at.layer.hidden
-    behind = max(0, at.layer.norms - 2)
+    elif "mlp" not in recomputed and layer.mlp is not None:
+        yield from _mlp_parts(at, layer.mlp.width)
+    if dropout and layer.mlp is not None:
+        yield "dropout mask", at.sequence_parallel_tokens * layer.hidden
+    behind = max(0, layer.norms - layer.parts)
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
         yield "inputs of post-norms", behind * whole
     # mean and reciprocal standard deviation of each norm in fp32
-    yield "norm statistics", 8 * (2 + behind) * at.tokens
+    yield "norm statistics", 8 * (layer.parts + behind) * at.tokens
+
+
+def has_own_norm(at: RankLayer, part: Attention | Mamba | Mlp | Experts | None) -> bool:
+    """Return True if the norm before a part is a module, False if it is fused with the next GEMM.
+
+    A norm that is fused can be neither recomputed nor offloaded. Transformer Engine fuses it before
+    all parts except latent attention and experts (Megatron-Core d98e8a64, core/models/gpt/
+    gpt_layer_specs.py and core/models/hybrid/hybrid_layer_specs.py).
+    """
+    if at.run.kernels.own_layers or at.run.kernels.torch_layers:
+        return True
+    return isinstance(part, Experts) or (isinstance(part, Attention) and part.latent is not None)
+
+
+def _mamba_parts(at: RankLayer, mamba: Mamba) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) that a Mamba-2 mixer saves.
+
+    Its kernel saves the projected input and the output of the scan, from which the backward
+    computes convolution, steps and states again (mamba_split_conv1d_scan_combined of mamba_ssm
+    e9594ce, ops/triton/ssd_combined.py). Its gated norm is outside of the kernel.
+    """
+    tokens, element = at.tokens, at.element_bytes
+    inner = tokens * (mamba.inner // at.split.tp) * element
+    yield "mixer projection", tokens * mixer_width(at, mamba) * element
+    yield "scan output", inner
+    yield "gated output", inner
+    yield "mixer output", _linear_input(at, inner)
+    yield "group norms' statistics", 4 * tokens * rank_groups(at, mamba)
+
+
+def rank_groups(at: RankLayer, mamba: Mamba) -> int:
+    """Return the groups of a mixer per tensor rank; context ranks copy groups to have one each."""
+    return max(mamba.groups // at.split.tp, at.split.cp if at.split.cp > 1 else 0)
+
+
+def mixer_width(at: RankLayer, mamba: Mamba) -> int:
+    """Return the width of a mixer's projected input on a tensor rank, with copied groups."""
+    heads = mamba.heads // at.split.tp
+    return 2 * heads * mamba.width + heads + 2 * rank_groups(at, mamba) * mamba.state
+
+
+def scan_bytes(at: RankLayer, mamba: Mamba) -> tuple[int, int]:
+    """Return the transient bytes of a mixer's (forward, backward).
+
+    The forward holds the states of all chunks in fp32 and in 16 bits, the products of C and B
+    within chunks, the convolution's output, and the steps of all heads twice. The backward computes
+    them again and adds the gradients of the states, of the projected input, and of the convolution
+    (mamba_ssm e9594ce, ops/triton/ssd_combined.py).
+    """
+    tokens, element = at.tokens, at.element_bytes
+    heads, groups = mamba.heads // at.split.tp, rank_groups(at, mamba)
+    states = 4 * math.ceil(tokens / mamba.chunk) * heads * mamba.width * mamba.state
+    convolved = tokens * (heads * mamba.width + 2 * groups * mamba.state) * element
+    products = 4 * tokens * mamba.chunk * groups
+    forward = states * (4 + element) // 4 + products + convolved + 8 * tokens * heads
+    gradients = 2 * states + tokens * mixer_width(at, mamba) * element + 2 * convolved
+    return forward, forward + gradients
 
 
 def _linear_input(at: RankLayer, size_bytes: int) -> int:
@@ -263,8 +326,8 @@ def copied_qkv_bytes(at: RankLayer) -> int:
     of the single QKV GEMM, which is freed after attention. Normed queries and keys keep that
     output, and ring attention uses separate buffers.
     """
-    attention = attention_of(at)
-    if at.run.kernels.attention != "flash" or at.split.cp > 1:
+    attention = at.layer.attention
+    if attention is None or at.run.kernels.attention != "flash" or at.split.cp > 1:
         return 0
     if attention.latent is not None or attention.head_norms != "none":
         return 0
@@ -315,9 +378,12 @@ def _expert_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     experts, kernels, quirks = at.layer.experts, run.runtime.experts, run.kernels.quirks
     adapters, recomputed = run.runtime.adapters, split.modules
     assert experts is not None, "asked of mixtures alone"
-    hidden = at.layer.hidden
+    hidden = at.layer.routed_width
     if "moe" in recomputed:
         return
+    if experts.latent is not None:
+        # input of the projection back to the hidden size; that of the first one is saved above
+        yield "expert latents", at.sequence_parallel_tokens * hidden * element
     routed = routed_tokens(at)
     inner = routed * (experts.width // split.etp) * element
     if needs_input(adapters, "expert_fc1"):
@@ -349,7 +415,7 @@ def adapter_saved_bytes(at: RankLayer) -> int:
     if adapters is None:
         return 0
     element, total = at.element_bytes, 0
-    weights: tuple[Weight, ...] = (*attention_weights(at), *mlp_weights(at))
+    weights: tuple[Weight, ...] = (*mixer_weights(at), *mlp_weights(at))
     for weight in weights:
         number = len(adapter_widths(at, weight))
         if not number:
@@ -367,6 +433,28 @@ def layer_saved_bytes(at: RankLayer) -> int:
     return sum(size for _, size in saved_parts(at))
 
 
+def chunk_layers(run: Run, chunk: Chunk) -> list[RankLayer]:
+    """Return the layers of a chunk; those of MTP follow the last layer, in whichever chunk."""
+    layers = [run.rank_layers[layer] for layer in chunk.layers]
+    return layers + [*run.mtp_layers] * chunk.mtp
+
+
+def kept_parts(run: Run, layers: Sequence[RankLayer]) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Yield the (part, device bytes) pairs that each layer of a chunk keeps until its backward."""
+    known: dict[int, tuple[tuple[str, int], ...]] = {}
+    for place, at in enumerate(layers):
+        if at.offloaded:
+            yield ()
+        elif at.split.recompute == "full":
+            # a recompute unit of layers saves only the input of its first layer
+            starts = place % at.split.recompute_unit == 0
+            yield (("layer input", stream_bytes(run)),) if starts else ()
+        else:
+            if id(at) not in known:
+                known[id(at)] = tuple(saved_parts(at))
+            yield known[id(at)]
+
+
 def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
     """Yield (part, device bytes) of one micro-batch's saved activations in a model chunk.
 
@@ -375,21 +463,8 @@ def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
     whole = stream_bytes(run)
     if chunk.embeds and run.model.dropout > 0:
         yield "dropout mask", run.sequence_parallel_tokens * run.model.hidden
-    layers = [run.rank_layers[layer] for layer in chunk.layers]
-    # MTP layers follow the last layer, in whichever chunk that is
-    layers += [run.mtp_layer] * chunk.mtp
-    parts: dict[int, tuple[tuple[str, int], ...]] = {}
-    for place, at in enumerate(layers):
-        if at.offloaded:
-            continue
-        if at.split.recompute == "full":
-            # a recompute unit of layers saves only the input of its first layer
-            if place % at.split.recompute_unit == 0:
-                yield "layer input", whole
-            continue
-        if id(at) not in parts:
-            parts[id(at)] = tuple(saved_parts(at))
-        yield from parts[id(at)]
+    for parts in kept_parts(run, chunk_layers(run, chunk)):
+        yield from parts
     if chunk.head:
         yield "norm input", whole
         if run.runtime.adapters is None:

@@ -92,6 +92,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         overlap_tensor=runtime.overlap.tensor,
         overlap_gradients=runtime.overlap.gradients,
         mtp=model.mtp,
+        mtp_block=tuple(_block(run, at, 1) for at in run.mtp_layers) if model.mtp_block else (),
         stage_mtp=tuple(sum(chunk.mtp for chunk in stage) for stage in stages)
         if model.mtp and staged
         else (),

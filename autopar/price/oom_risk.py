@@ -18,6 +18,7 @@ from typing import Literal
 
 from autopar.price.activations import offloaded_bytes
 from autopar.price.allocator import RESERVED_RATIOS
+from autopar.run.architecture import Attention
 from autopar.run.run import Run
 
 LaunchKind = Literal[
@@ -64,6 +65,12 @@ _GRAPHED_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
 Five peaks of one model are measured with graphs of parts of layers (1.006 to 1.040 times the
 predicted ones), and one peak with graphs of attention alone (0.79); none with whole steps."""
 
+
+def _attentions(run: Run) -> Iterator[Attention]:
+    """Yield the attention of each distinct layer with attention."""
+    return (one.attention for one in run.model.kinds if one.attention is not None)
+
+
 _FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
     "Muon": lambda run: run.runtime.optimizer.kind == "muon",
     "sharded gradients or weights": lambda run: run.split.zero > 1,
@@ -78,11 +85,12 @@ _FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
     "overlapped tensor-parallel transfers": lambda run: run.runtime.overlap.tensor,
     "deferred gradients of the head": lambda run: run.kernels.deferred_head is not None,
     "latent attention without experts": lambda run: (
-        run.model.attention.latent is not None and run.model.experts is None
+        any(one.latent is not None for one in _attentions(run)) and run.model.experts is None
     ),
-    "norms of queries and keys": lambda run: (
-        run.model.attention.head_norms != "none" and run.model.attention.latent is None
+    "norms of queries and keys": lambda run: any(
+        one.head_norms != "none" and one.latent is None for one in _attentions(run)
     ),
+    "Mamba-2 layers": lambda run: run.model.first_mamba is not None,
     "the flex dispatcher": lambda run: (
         run.model.experts is not None and run.runtime.experts.dispatcher == "flex"
     ),

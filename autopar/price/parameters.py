@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autopar.records import Record, replace
+from autopar.run.architecture import Attention, Mamba
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, adapted_widths, base_bytes
@@ -29,6 +30,8 @@ class Weight(Record):
     """True if its weight-gradient GEMM can accumulate into the gradient buffer."""
     quantized: bool = False
     """True if it has 8-bit copies when GEMMs run in 8 bits."""
+    wide: bool = False
+    """True if the weight is fp32 in a run with 16-bit weights; it has no other fp32 copy."""
     shared: bool = False
     """True for one of the two copies of tied embeddings, which has a separate bucket."""
     trained: bool = True
@@ -65,11 +68,34 @@ def _linear(
     yield from _vectors(f"{name} bias", bias, number, expert=expert)
 
 
-def attention_weights(at: RankLayer) -> Iterator[Weight]:
-    """Yield the weights of one layer's attention, its norm included."""
+def mixer_weights(at: RankLayer) -> Iterator[Weight]:
+    """Yield the weights of one layer's mixers, their norms included."""
+    for mixer in at.layer.mixers:
+        if isinstance(mixer, Mamba):
+            yield from _mamba_weights(at, mixer)
+        else:
+            yield from _attention_weights(at, mixer)
+
+
+def _mamba_weights(at: RankLayer, mamba: Mamba) -> Iterator[Weight]:
+    """Yield the weights of a Mamba-2 mixer (Megatron-Core d98e8a64, core/ssm/mamba_mixer.py)."""
+    hidden, tp = at.layer.hidden, at.split.tp
+    yield from _vectors("mixer steps", mamba.heads // tp)
+    channels = mamba.convolved // tp
+    yield Weight(name="mixer convolution", shape=(channels, 1, mamba.kernel))
+    yield from _vectors("mixer convolution bias", channels)
+    # decay and skip of every head are fp32
+    for name in ("mixer A", "mixer D"):
+        yield Weight(name=name, shape=(mamba.heads // tp,), wide=True)
+    yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
+    yield from _linear("mixer in", mamba.projected // tp, hidden)
+    yield from _vectors("mixer gated norm", mamba.inner // tp)
+    yield from _linear("mixer out", hidden, mamba.inner // tp)
+
+
+def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
     layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
-    attention, norms = layer.attention, layer.norm_vectors
-    assert attention is not None, "layers without attention have no count of memory"
+    norms = layer.norm_vectors
     heads, groups, width = attention.heads, attention.kv_heads, attention.width
     latent = attention.latent
     # the output projection's bias is added after the sum over ranks, so each rank has all of it
@@ -107,20 +133,25 @@ def mlp_weights(at: RankLayer) -> Iterator[Weight]:
     layer, split, hidden = at.layer, at.split, at.layer.hidden
     norms, mixture = layer.norm_vectors, layer.experts
     # none if one norm precedes both attention and MLP
-    yield from _vectors("mlp norm", hidden, norms if layer.norms > 1 else 0)
-    yield from _vectors("post-norms", hidden, max(0, layer.norms - 2) * norms)
+    own = layer.mlp is not None and layer.norms > len(layer.mixers)
+    yield from _vectors("mlp norm", hidden, norms if own else 0)
+    yield from _vectors("post-norms", hidden, max(0, layer.norms - layer.parts) * norms)
     if mixture is None:
         if layer.mlp is not None:
             yield from _mlp("mlp", at, layer.mlp.width)
         return
     yield Weight(name="router", shape=(mixture.number, hidden))
     local, width = mixture.number // split.ep, mixture.width // split.etp
-    rows, biased = layer.gates * width, layer.biases
+    rows, biased, inner = layer.gates * width, layer.biases, layer.routed_width
+    if mixture.latent is not None:
+        # every tensor rank has both projections (Megatron-Core d98e8a64, transformer/moe)
+        yield from _linear("latent down", inner, hidden, bias=inner if biased else 0)
+        yield from _linear("latent up", hidden, inner, bias=hidden if biased else 0)
     yield from _linear(
-        "expert fc1", rows, hidden, bias=rows if biased else 0, expert=True, number=local
+        "expert fc1", rows, inner, bias=rows if biased else 0, expert=True, number=local
     )
     yield from _linear(
-        "expert fc2", hidden, width, bias=hidden if biased else 0, expert=True, number=local
+        "expert fc2", inner, width, bias=inner if biased else 0, expert=True, number=local
     )
     if mixture.shared_width:
         yield from _mlp("shared expert", at, mixture.shared_width)
@@ -135,7 +166,7 @@ def _mlp(name: str, at: RankLayer, width: int) -> Iterator[Weight]:
 
 def layer_weights(at: RankLayer) -> tuple[Weight, ...]:
     """Return the weights of one layer on a rank, adapters included."""
-    base = (*attention_weights(at), *mlp_weights(at))
+    base = (*mixer_weights(at), *mlp_weights(at))
     if at.run.runtime.adapters is None:
         return base
     beside = (one for weight in base for one in _adapters_of(at, weight))
@@ -164,10 +195,9 @@ def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
     single one if adapters are fused. Empty for weights without adapters.
     """
     rows, attention = weight.shape[0], at.layer.attention
-    assert attention is not None, "layers without attention have no count of memory"
     adapters = at.run.runtime.adapters
     parts: tuple[tuple[Target, float], ...] = ()
-    if weight.name == "qkv":
+    if weight.name == "qkv" and attention is not None:
         whole = attention.heads + 2 * attention.kv_heads
         kept = rows * attention.kv_heads / whole
         parts = (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
@@ -295,8 +325,8 @@ def _mtp_weights(run: Run) -> Iterator[Weight]:
     yield from _vectors("mtp norms", hidden, 2 * norms)
     # two concatenated hidden states are projected to one
     yield from _linear("mtp projection", hidden // run.split.tp, 2 * hidden)
-    # an MTP layer equals the model's last layer
-    yield from layer_weights(run.mtp_layer)
+    for at in run.mtp_layers:
+        yield from layer_weights(at)
     yield from _vectors("mtp norms", hidden, norms)
 
 

@@ -14,14 +14,17 @@ from typing import Literal, NamedTuple
 from autopar.pipeline import orders
 from autopar.pipeline.schedules import default_group
 from autopar.price.activations import (
+    chunk_layers,
     chunk_parts,
     copied_qkv_bytes,
     device_parts,
     input_bytes,
+    kept_parts,
     layer_saved_bytes,
     offloaded_bytes,
     routed_tokens,
     saved_parts,
+    scan_bytes,
     score_count,
     stream_bytes,
 )
@@ -192,6 +195,8 @@ class PeakBreakdown(Record):
     """Activations counted in `saved_bytes` that are already freed or not yet saved."""
     dispatched_bytes: int = 0
     """Tokens in dispatch to experts of other ranks, and in combine."""
+    scan_bytes: int = 0
+    """States, convolution and other tensors of a Mamba-2 scan."""
     transfer_bytes: int = 0
     """Tensors received from other pipeline stages or being sent to them."""
 
@@ -204,6 +209,7 @@ class PeakBreakdown(Record):
             + self.head_bytes
             + self.dispatched_bytes
             + self.backward_bytes
+            + self.scan_bytes
             + self.transfer_bytes
             - self.freed_bytes
         )
@@ -270,15 +276,47 @@ def transfer_bytes(run: Run, stage: int, kind: Literal["forward", "backward"]) -
     return 2 * one
 
 
-def _last_layer(run: Run, chunk: Chunk) -> RankLayer | None:
-    """Return the last layer of a chunk, the MTP layer if the chunk has one."""
-    if chunk.mtp:
-        return run.mtp_layer
-    return run.rank_layers[chunk.layers[-1]] if chunk.layers else None
+class _LastLayer(NamedTuple):
+    """The last layer of one kind in a chunk."""
+
+    at: RankLayer
+    behind_bytes: int
+    """Saved bytes of the layers after it: not yet saved in its forward, freed in its backward."""
+    unit: tuple[RankLayer, ...]
+    """Layers of its recompute unit; itself alone without full recomputation."""
+
+
+def _last_layers(run: Run, chunk: Chunk) -> Iterator[_LastLayer]:
+    """Yield the last layer of each kind and recompute unit in a chunk, from the last one on."""
+    layers = chunk_layers(run, chunk)
+    kept = [sum(size for _, size in parts) for parts in kept_parts(run, layers)]
+    behind, seen = 0, set[tuple[int, ...]]()
+    for place in reversed(range(len(layers))):
+        at, unit = layers[place], _unit_of(layers, place)
+        # the last recompute unit of a chunk may have fewer layers
+        kind = (id(at), *map(id, unit))
+        if kind not in seen:
+            seen.add(kind)
+            yield _LastLayer(at, behind, unit)
+        behind += kept[place]
+
+
+def _unit_of(layers: Sequence[RankLayer], place: int) -> tuple[RankLayer, ...]:
+    split = layers[place].split
+    if split.recompute != "full":
+        return (layers[place],)
+    first = place - place % split.recompute_unit
+    unit = layers[first : first + split.recompute_unit]
+    return tuple(at for at in unit if at.split.recompute == "full")
 
 
 def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
-    """Return the transient bytes of dispatch and combine in a chunk's last MoE layer.
+    """Return the transient bytes of dispatch and combine in a chunk's last layer."""
+    return next((_dispatch_bytes(last.at) for last in _last_layers(run, chunk)), 0)
+
+
+def _dispatch_bytes(last: RankLayer) -> int:
+    """Return the transient bytes of dispatch and combine in a layer.
 
     The peak of the forward is in the combine. Live are the dispatched input (the caller still
     references it), the experts' output, its copy in sending order, and the shared expert's output.
@@ -286,10 +324,9 @@ def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
     other dispatchers, whose published peaks are of stages with a head, are derived in the same way.
     0 for dense layers.
     """
-    last, dispatcher = _last_layer(run, chunk), run.runtime.experts.dispatcher
-    if last is None or last.layer.experts is None:
+    experts, split, dispatcher = last.layer.experts, last.split, last.run.runtime.experts.dispatcher
+    if experts is None:
         return 0
-    experts, split = last.layer.experts, last.split
     ranks = split.ep * split.etp
     routed, everyone = routed_tokens(last), last.sequence_parallel_tokens * ranks
     if dispatcher == "alltoall":
@@ -305,7 +342,7 @@ def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
         # a token is sent to a rank once, however many of its experts are there
         tokens = routed + 2 * min(routed, everyone)
     shared = input_bytes(last) if experts.shared_width else 0
-    return tokens * last.layer.hidden * last.element_bytes + shared
+    return tokens * last.layer.routed_width * last.element_bytes + shared
 
 
 def gathered_bytes(run: Run, stage: int) -> int:
@@ -338,36 +375,58 @@ def deferred_head_bytes(run: Run) -> int:
 
 
 def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
-    """Return (allocated, freed) bytes of the backward of a chunk's last layer.
+    """Return (allocated, freed) bytes of the backward of a chunk.
 
     Allocated bytes are transient; freed bytes are saved activations that no longer exist at the
-    peak. The peak is at one of two points. In the MLP its recomputed part is live, with the
-    gradients of fc1's output and of the layer's output. In unfused attention, after the backward
-    of the MLP, several gradients of the size of the scores are live.
+    peak.
     """
-    at = _last_layer(run, chunk)
-    if at is None:
-        return 0, 0
-    again = 0
+    peak = _backward(run, chunk)
+    return peak.backward_bytes + peak.scan_bytes, peak.freed_bytes
+
+
+def _backward(run: Run, chunk: Chunk) -> _Extra:
+    """Return the transient memory at the peak of a chunk's backward, in its last layers by kind."""
+    freed = 2 * stream_bytes(run) if chunk.head else 0
+    moments = (
+        moment._replace(freed_bytes=moment.freed_bytes + freed + last.behind_bytes)
+        for last in _last_layers(run, chunk)
+        for moment in _layer_backward(last)
+    )
+    return max(moments, key=lambda moment: moment.total_bytes, default=_Extra())
+
+
+def _layer_backward(last: _LastLayer) -> Iterator[_Extra]:
+    """Yield the transient memory of a layer's backward where it may have its peak.
+
+    In the MLP its recomputed part is live, with the gradients of fc1's output and of the layer's
+    output. In unfused attention, after the backward of the MLP, several gradients of the size of
+    the scores are live. A layer without MLP holds the gradients of its projected input.
+    """
+    at, run, again = last.at, last.at.run, 0
     if run.offloads_activations:
         # only this layer's offloaded activations are copied back
         again = offloaded_bytes(at)
         at = without_offload(at)
     if at.split.recompute == "full":
-        again += at.split.recompute_unit * layer_saved_bytes(at)
-    freed = 2 * stream_bytes(run) if chunk.head else 0
+        again += sum(map(layer_saved_bytes, last.unit))
     parts = dict(saved_parts(at.recomputing(frozenset())))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
     in_scores, behind = _restored(at)
-    moments = [(again + behind + gradients + input_bytes(at), freed)]
+    mamba, number = at.layer.mamba, score_count(at)
+    if mamba is not None:
+        yield _Extra(backward_bytes=again + input_bytes(at), scan_bytes=scan_bytes(at, mamba)[1])
+    if at.layer.mlp is not None:
+        yield _Extra(backward_bytes=again + behind + gradients + input_bytes(at))
+    elif mamba is None:
+        widths = sum(parts.get(name, 0) for name in ("qkv", "query", "key", "value"))
+        yield _Extra(backward_bytes=again + widths + input_bytes(at))
     if again or "moe" in at.split.modules:
         # a recomputed MoE layer repeats its dispatch
-        moments.append((again + behind + expert_dispatch_bytes(run, chunk), freed))
-    if run.kernels.attention in ("unfused", "local"):
-        number = score_count(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
-        freed += sum(_behind_attention(at))
-        moments.append((again + in_scores + number, freed))
-    return max(moments, key=lambda moment: moment[0] - moment[1])
+        yield _Extra(backward_bytes=again + behind + _dispatch_bytes(last.at))
+    if number and run.kernels.attention in ("unfused", "local"):
+        number *= at.element_bytes * run.kernels.quirks.unfused_backward_copies
+        freed = sum(_behind_attention(at))
+        yield _Extra(backward_bytes=again + in_scores + number, freed_bytes=freed)
 
 
 def _largest_layer_bytes(run: Run, chunk: Chunk) -> int:
@@ -395,11 +454,13 @@ def _restored(at: RankLayer) -> tuple[int, int]:
 
 
 def _behind_attention(at: RankLayer) -> Sequence[int]:
-    """Return the device bytes of the saved parts of a layer from its second norm on."""
+    """Return the device bytes of the saved parts of a layer from the norm of its MLP on."""
+    if at.layer.mlp is None:
+        return []
     # offloaded and empty parts are included, so that the norm's position is correct
     parts = list(device_parts(at))
     inputs = [place for place, (name, _) in enumerate(parts) if name == "norm input"]
-    return [size for _, size in parts[inputs[1] :]]
+    return [size for _, size in parts[inputs[-1] :]]
 
 
 class _Extra(NamedTuple):
@@ -408,26 +469,34 @@ class _Extra(NamedTuple):
     head_bytes: int = 0
     dispatched_bytes: int = 0
     backward_bytes: int = 0
+    scan_bytes: int = 0
     freed_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Sum of the components, less `freed_bytes`."""
-        return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
+        made = self.head_bytes + self.dispatched_bytes + self.backward_bytes + self.scan_bytes
+        return made - self.freed_bytes
 
 
 def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     """Return the peak transient memory of a chunk by event kind, "forward" and "backward"."""
-    own, freed = backward_bytes(run, chunk)
-    # final norm and head run after the last experts
+    # final norm and head run after the last layer
     ahead = 2 * stream_bytes(run) if chunk.head else 0
-    forward = [_Extra(dispatched_bytes=expert_dispatch_bytes(run, chunk), freed_bytes=ahead)]
+    forward = [
+        _Extra(
+            dispatched_bytes=_dispatch_bytes(last.at),
+            scan_bytes=scan_bytes(last.at, mamba)[0] if (mamba := last.at.layer.mamba) else 0,
+            freed_bytes=ahead + last.behind_bytes,
+        )
+        for last in _last_layers(run, chunk)
+    ] or [_Extra()]
     if chunk.head:
         head = head_bytes(run, chunk.mtp) + deferred_head_bytes(run)
         forward.append(_Extra(head_bytes=head, freed_bytes=_late_bytes(run)))
     return {
         "forward": max(forward, key=lambda extra: extra.total_bytes),
-        "backward": _Extra(backward_bytes=own, freed_bytes=freed),
+        "backward": _backward(run, chunk),
     }
 
 
@@ -500,6 +569,7 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
             head_bytes=waiting + extra.head_bytes,
             dispatched_bytes=extra.dispatched_bytes,
             backward_bytes=extra.backward_bytes,
+            scan_bytes=extra.scan_bytes,
             freed_bytes=extra.freed_bytes,
             transfer_bytes=transfer_bytes(run, stage, kind),
         )

@@ -44,6 +44,8 @@ class Buffer(Record):
     """Parameters that have 8-bit copies or are stored in 8 bits."""
     matrices: int = 0
     """Parameters with one Muon momentum instead of two Adam moments."""
+    wide: bool = False
+    """True for fp32 weights in a run with 16-bit weights."""
 
 
 class States(Record):
@@ -74,15 +76,15 @@ class States(Record):
 
 
 def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
-    """Yield the buffers of one chunk's weights: dense weights, then experts.
+    """Yield the buffers of one chunk's weights: dense weights, fp32 ones, then experts.
 
     With the distributed optimizer, sizes are those of Megatron-Core's `_ParamAndGradBuffer`.
     Weights are in reverse order of registration, and each starts on a multiple of 64 elements.
     Buckets end on a multiple of lcm(ranks, 128), so that each rank's shard is aligned.
     """
     strategy, split = run.strategy, run.split
-    for expert in (False, True):
-        group = [weight for weight in weights if weight.expert == expert]
+    for expert, wide in ((False, False), (False, True), (True, False)):
+        group = [one for one in weights if one.expert == expert and one.wide == wide]
         if not group:
             continue
         ranks = strategy.edp if expert else strategy.dp * split.cp
@@ -101,6 +103,7 @@ def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
             spans=tuple(spans),
             quantized=_elements(weight for weight in group if weight.quantized),
             matrices=_elements(weight for weight in group if _has_one_moment(weight)),
+            wide=wide,
         )
 
 
@@ -173,7 +176,7 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
         low = buffer.quantized if precision.low_precision else 0
         eighth = math.ceil(low * precision.low_bytes)
         transposed = 0 if _needs_no_transpose(run) else eighth
-        stored = buffer.elements * element
+        stored = buffer.elements * (4 if buffer.wide else element)
         if precision.low_weights:
             stored -= low * element - eighth
             copies += transposed
@@ -182,19 +185,21 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
         weights += stored
         # ZeRO-2 keeps only the rank's shard of reduced gradients
         summed = own if zero == 2 else buffer.elements
-        gradients += summed * gradient
-        master += own * optimizer.master_bytes if element == 2 else 0
+        reduced = 4 if buffer.wide else gradient
+        gradients += summed * reduced
+        has_master = element == 2 and not buffer.wide
+        master += own * optimizer.master_bytes if has_master else 0
         moments += own * optimizer.moments_bytes
         if optimizer.offload:
             gone = math.floor(own * optimizer.offload)
             moments -= gone * optimizer.moments_bytes
-            if optimizer.offload_master and element == 2:
+            if optimizer.offload_master and has_master:
                 master -= gone * optimizer.master_bytes
         if optimizer.kind == "muon":
             # matrices have one momentum instead of two moments
             moments -= buffer.matrices // buffer.replicas * (optimizer.moments_bytes // 2)
         unscaled += own * precision.unscaled_bytes
-        made += [stored] * sharded + [summed * gradient]
+        made += [stored] * sharded + [summed * reduced]
     # frozen weights are separate tensors without gradients and states
     own_bytes = [math.ceil(one.size * frozen_bytes(run, one)) for one in frozen]
     weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
@@ -203,10 +208,13 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
         tensors = (weight for chunk in chunks for weight in chunk)
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
     # dense weights before experts, which have a separate optimizer
-    spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
+    ordered = sorted(buffers, key=lambda b: b.expert)
+    spans = [n for buffer in ordered for n in buffer.spans]
     left = _on_device(spans, optimizer.offload)
     if element == 2:
-        masters = left if optimizer.offload_master else spans
+        masters = [n for buffer in ordered if not buffer.wide for n in buffer.spans]
+        if optimizer.offload_master:
+            masters = _on_device(masters, optimizer.offload)
         made += [n * optimizer.master_bytes for n in masters]
     # the first update allocates both moments of a weight together
     made += [n * optimizer.moments_bytes // 2 for n in left for _ in range(2)]
@@ -268,8 +276,12 @@ def _needs_no_transpose(run: Run) -> bool:
 
 
 def _has_one_moment(weight: Weight) -> bool:
-    """Return True for weights that Muon updates: matrices except embedding and head."""
-    return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
+    """Return True for weights that Muon updates: matrices except embedding and head.
+
+    The input projection of a Mamba-2 mixer combines matrices of several kinds and keeps Adam.
+    """
+    others = ("embedding", "positions", "head", "mixer in")
+    return len(weight.shape) == 2 and weight.name not in others
 
 
 def _kept_share(run: Run, *, master: bool = False) -> float:

@@ -93,9 +93,11 @@ def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
         sizes.append(run.tokens * model.hidden)
     if run.runtime.experts.dispatcher == "allgather" and mixture_count(run, chunks):
         ranks = split.ep * split.etp
-        sizes.append(run.sequence_parallel_tokens * ranks * model.hidden if ranks > 1 else 0)
-    if run.kernels.attention == "local":
-        heads = model.attention.heads // split.tp
+        widths = {one.routed_width for one in model.kinds if one.experts is not None}
+        tokens = run.sequence_parallel_tokens * ranks
+        sizes.append(tokens * max(widths) if ranks > 1 else 0)
+    if run.kernels.attention == "local" and (attention := model.first_attention) is not None:
+        heads = attention.heads // split.tp
         sizes.append(run.strategy.micro_batch * heads * (run.seq_length // split.cp) ** 2)
     return max(sizes) * run.element_bytes
 
@@ -103,23 +105,35 @@ def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
 def mixture_count(run: Run, chunks: Sequence[Chunk]) -> int:
     """Return the number of MoE layers in chunks, MTP layers included."""
     mixtures = run.model.mixtures
+    each_mtp = sum(one.experts is not None for one in run.model.each_mtp)
     return sum(
-        sum(mixtures[layer] for layer in chunk.layers) + chunk.mtp * mixtures[-1]
-        for chunk in chunks
+        sum(mixtures[layer] for layer in chunk.layers) + chunk.mtp * each_mtp for chunk in chunks
     )
 
 
 def rotary_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
     """Return the bytes of rotary tables in fp32: one per model, or one per layer with MLA."""
-    attention = run.model.attention
+    attention = run.model.first_attention
+    if attention is None:
+        return 0
     if attention.latent is not None:
-        layers = sum(len(chunk.layers) + chunk.mtp for chunk in chunks)
+        layers = _attention_count(run, chunks)
         # angles of the sequence, and cosines and sines of YaRN's 4096 original positions
         return layers * (run.seq_length + 4096) * attention.rotary_width * 4
     if run.model.positions != "rotary":
         return 0
     # a context-parallel rank keeps only its own positions
     return run.seq_length // run.split.cp * attention.rotary_width * 4
+
+
+def _attention_count(run: Run, chunks: Sequence[Chunk]) -> int:
+    """Return the number of attention layers in chunks, MTP layers included."""
+    layers = run.model.each_layer
+    each_mtp = sum(one.attention is not None for one in run.model.each_mtp)
+    return sum(
+        sum(layers[layer].attention is not None for layer in chunk.layers) + chunk.mtp * each_mtp
+        for chunk in chunks
+    )
 
 
 def routing_bytes(run: Run, chunks: Sequence[Chunk]) -> int:

@@ -26,7 +26,7 @@ from autopar.rates.kernels import (
     ring_attention_s,
     unfused_attention_s,
 )
-from autopar.rates.memory_bound import cross_entropy_s, elements_s, embedding_s
+from autopar.rates.memory_bound import cross_entropy_s, embedding_s
 from autopar.rates.parts.experts import expert_parts, expert_sends
 from autopar.rates.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.rates.parts.operations import (
@@ -49,7 +49,6 @@ from autopar.run.job import (
     Job,
     Recomputation,
     attention_matrices,
-    mamba_inputs,
     projection_targets,
 )
 
@@ -82,6 +81,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     if block.mamba is not None:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
+        context = _sum(context, _mamba_sends(machine, job, block.mamba))
     if isinstance(block.mlp, Mlp):
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     elif block.mlp is not None:
@@ -340,30 +340,30 @@ def _cross_parts(
     yield KernelTime("cross attention", "core_attn", "attention", forward, backward)
 
 
-_MAMBA_CONVOLUTION = 24.0, 48.0
-"""Bytes per element of a mixer's inner width for convolution, gate and scan: forward, backward."""
-_MAMBA_SLOW = 6.5
-"""Time of a mixer's kernels over that of other kernels with equal bytes; from published steps."""
+SCAN_FLOP = 2600.0, 5200.0
+"""Peak fp32 FLOP of the vector units in the time that convolution, gate and scan take per token and
+element of a mixer's inner width: forward, backward. From published steps of Nemotron 3 Nano; its
+state is 128. Kernels on Hopper and Blackwell differ as their vector units do, not as their HBM."""
 _MAMBA_RATE = 0.25
 """Fraction of the peak that the GEMMs of a scan reach."""
-_CHUNK = 256
-"""Tokens per chunk of a scan."""
+_SCAN_KERNELS = 6
+"""Kernels of convolution, gate and scan, each with a launch."""
 
 
 def _mamba_parts(
     machine: Machine, job: Job, hidden: int, mamba: Mamba, split: RankShape
 ) -> Iterator[KernelTime]:
     n, t = split.tokens, split.tensor
-    yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)
+    yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba.projected / t, hidden)
     yield from linear_parts(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
     inner = mamba.inner / t
     # 2 n d (2 N + c): states in and out, and within a chunk of c tokens.
-    flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
+    flop = 2 * n * inner * (2 * mamba.state + mamba.chunk)
     dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
     scan = flop / (machine.kernels.flop_per_s[dtype] * _MAMBA_RATE)
+    launches = _SCAN_KERNELS * machine.kernels.section.memory_launch["launch_s"]
     forward, backward = (
-        _MAMBA_SLOW * elements_s(machine.kernels, n * inner, moved, count=6)
-        for moved in _MAMBA_CONVOLUTION
+        n * inner * each / machine.kernels.flop_per_s["fp32"] + launches for each in SCAN_FLOP
     )
     yield KernelTime("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
 
@@ -447,6 +447,26 @@ def context_parallel_comm(
     return CommunicationTime(
         *map(sum, zip(sends, _exchange_sends(machine, job, attention), strict=True))
     )
+
+
+def _mamba_sends(machine: Machine, job: Job, mamba: Mamba) -> CommunicationTime:
+    """Return the time of the all-to-alls that exchange heads of a mixer for tokens.
+
+    Gate, values, B, C and steps are sent before the convolution and the output after the scan; the
+    backward sends their gradients. Each rank has at least one group (Megatron-Core d98e8a64,
+    core/ssm/mamba_context_parallel.py).
+    """
+    if job.cp == 1:
+        return CommunicationTime()
+    groups = max(mamba.groups / job.tp, job.cp)
+    states = groups * mamba.state
+    inner = mamba.inner / job.tp
+    widths = (inner, inner, states, states, mamba.heads / job.tp, inner)
+    once = sum(
+        transfer_s(machine, "all2all", job.tokens * width * job.element_bytes, job.cp, job.tp)
+        for width in widths
+    )
+    return CommunicationTime(once, once, 2 * len(widths))
 
 
 def _exchanging(job: Job) -> int:

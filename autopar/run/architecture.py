@@ -98,11 +98,26 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
     """Width of one head."""
     state: Positive
     groups: Positive
+    """Groups of heads that share the matrices B and C of the recurrence."""
+    kernel: Positive = 4
+    """Tokens that the causal convolution reads."""
+    chunk: Positive = 128
+    """Tokens per chunk of the scan."""
 
     @property
     def inner(self) -> int:
         """Inner width: total width of all heads."""
         return self.heads * self.width
+
+    @property
+    def convolved(self) -> int:
+        """Width of the convolution: values, and B and C of all groups."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input projection: gate, convolved channels, one step per head."""
+        return self.inner + self.convolved + self.heads
 
 
 class Mlp(Record, tag_field="kind", tag="mlp"):
@@ -164,9 +179,25 @@ class Layer(Record):
         return next((one for one in self.mixers if isinstance(one, Attention)), None)
 
     @property
+    def mamba(self) -> Mamba | None:
+        """Mamba-2 mixer of the layer, or None."""
+        return next((one for one in self.mixers if isinstance(one, Mamba)), None)
+
+    @property
+    def parts(self) -> int:
+        """Number of mixers, MLP and cross-attention, each with a residual addition."""
+        return len(self.mixers) + (self.mlp is not None) + self.cross
+
+    @property
     def experts(self) -> Experts | None:
         """Experts of the layer; None if its MLP is dense or missing."""
         return self.mlp if isinstance(self.mlp, Experts) else None
+
+    @property
+    def routed_width(self) -> int:
+        """Width of the tokens that experts process: the hidden size, or that of latent experts."""
+        latent = None if self.experts is None else self.experts.latent
+        return latent or self.hidden
 
     @property
     def gates(self) -> int:
@@ -213,6 +244,8 @@ class Model(Record, dict=True):
     """Number of multi-token prediction (MTP) layers after the last layer."""
     mtp_shared: bool = False
     """True if all MTP layers share their weights."""
+    mtp_block: tuple[Layer, ...] = ()
+    """Layers of each MTP layer; empty for one like the last layer."""
     dropout: _Share = 0.0
     """Dropout of the residual stream."""
 
@@ -246,10 +279,32 @@ class Model(Record, dict=True):
         """Hidden size at the head."""
         return self.last.hidden
 
+    @property
+    def each_mtp(self) -> tuple[Layer, ...]:
+        """Layers of one MTP layer."""
+        return self.mtp_block or (self.last,)
+
+    @cached_property
+    def first_attention(self) -> Attention | None:
+        """Attention of the first layer with attention; None for a model without attention."""
+        return next((one.attention for one in self.kinds if one.attention is not None), None)
+
+    @cached_property
+    def first_mamba(self) -> Mamba | None:
+        """Mixer of the first Mamba-2 layer; None for a model without such layers."""
+        return next((one.mamba for one in self.kinds if one.mamba is not None), None)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if some layer is not attention followed by an MLP."""
+        return any(
+            one.attention is None or one.mlp is None or len(one.mixers) > 1 for one in self.kinds
+        )
+
     @cached_property
     def attention(self) -> Attention:
         """Attention of the first layer with attention; raises InputError if there is none."""
-        found = next((one.attention for one in self.kinds if one.attention is not None), None)
+        found = self.first_attention
         if found is None:
             raise InputError(f"{self.name or 'the model'} has no attention layer")
         return found
@@ -257,7 +312,8 @@ class Model(Record, dict=True):
     @cached_property
     def experts(self) -> Experts | None:
         """Experts of the first MoE layer; None for a dense model."""
-        return next((one.experts for one in self.kinds if one.experts is not None), None)
+        layers = (*self.kinds, *self.mtp_block)
+        return next((one.experts for one in layers if one.experts is not None), None)
 
     @cached_property
     def dense_width(self) -> int:
@@ -339,13 +395,23 @@ def windows_of(model: Model) -> tuple[int | None, int]:
 
     Raises InputError if full-attention layers are not periodic.
     """
-    windows = [None if one.attention is None else one.attention.window for one in model.each_layer]
-    sizes = {*windows} - {None}
+    windows = {
+        number: attention.window
+        for number, layer in enumerate(model.each_layer, 1)
+        if (attention := layer.attention) is not None
+    }
+    sizes = {*windows.values()} - {None}
     if not sizes:
         return None, 0
-    whole = [number for number, window in enumerate(windows, 1) if window is None]
-    every = whole[0] if whole else 0
-    if len(sizes) > 1 or (every and whole != [*range(every, len(windows) + 1, every)]):
+    whole = [number for number, window in windows.items() if window is None]
+    # of a hybrid the period counts all layers, also those without attention
+    periods = (
+        every
+        for every in range(1, whole[0] + 1 if whole else 1)
+        if whole == [number for number in windows if number % every == 0]
+    )
+    every = next(periods, 0)
+    if len(sizes) > 1 or (whole and not every):
         raise InputError(
             f"model {model.name!r}: the sliding windows of its layers have no "
             "fixed period, which a uniform plan needs"

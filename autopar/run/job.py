@@ -194,6 +194,8 @@ class Job(Record):
     """True if weights are in host memory and are copied for each forward and backward."""
     mtp: int = 0
     """Number of MTP layers, each with a separate head."""
+    mtp_block: tuple[Block, ...] = ()
+    """Layers of one MTP layer; empty for those of `mtp_blocks`."""
     stage_mtp: tuple[int, ...] = ()
     """MTP layers per stage; empty if the last stage has all."""
     skew: float = 1.0
@@ -248,16 +250,15 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
 
     cross_tokens : tokens of the sequence that cross-attention reads; None without cross-attention
     """
-    parts = len(layer.mixers) + (layer.mlp is not None) + layer.cross
     return Block(
         number=1,
         hidden=layer.hidden,
         attention=_attention(layer),
-        mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
+        mamba=layer.mamba,
         mlp=layer.mlp,
         biases=layer.biases,
         cross_tokens=cross_tokens,
-        num_norms=None if layer.norms == parts else layer.norms,
+        num_norms=None if layer.norms == layer.parts else layer.norms,
     )
 
 
@@ -295,7 +296,7 @@ def parameters(block: Block) -> tuple[float, float]:
         dense += matrices * (1 if block.cross_tokens is None else 2)
     if block.mamba is not None:
         mamba = block.mamba
-        dense += h * mamba_inputs(mamba) + mamba.inner * h
+        dense += h * mamba.projected + mamba.inner * h
     if isinstance(block.mlp, Mlp):
         dense += (3 if block.mlp.gated else 2) * h * block.mlp.width
     elif block.mlp is not None:
@@ -402,11 +403,6 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
     )
 
 
-def mamba_inputs(mamba: Mamba) -> int:
-    """Return the output width of Mamba-2's input projection: gate, values, group states, steps."""
-    return 2 * mamba.inner + 2 * mamba.groups * mamba.state + mamba.heads
-
-
 def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks of every pipeline stage.
 
@@ -458,6 +454,8 @@ def mtp_blocks(job: Job) -> tuple[Block, ...]:
     If the last layer of a hybrid model has no attention, the last layer with attention precedes it
     (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of MTP).
     """
+    if job.mtp_block:
+        return job.mtp_block
     last = _resized(_last_block(job), 1)
     if last.attention is not None:
         return (last,)

@@ -348,6 +348,35 @@ NO_SPLIT_EXPERTS = Rule(
 EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp: width % etp,
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
 EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
+_MIXERS = "megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py (d98e8a64)"
+MIXER_HEADS = Rule(
+    "mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
+    "heads of a mixer({mixer_heads}) % tp({tp}) = {rest} != 0", source=_MIXERS,
+)  # fmt: skip
+MIXERS = (
+    MIXER_HEADS,
+    Rule("mixer-heads.context", ("mixer_heads", "tp", "cp"),
+         lambda heads, tp, cp: (cp > 1) * (heads % tp == 0) * (heads % (tp * cp)),
+         "heads of a mixer({mixer_heads}) % (tp({tp}) * cp({cp})) = {rest} != 0",
+         source=_MIXERS),
+    Rule("mixer-groups.tensor", ("mixer_groups", "tp"), lambda groups, tp: groups % tp,
+         "groups of a mixer({mixer_groups}) % tp({tp}) = {rest} != 0", source=_MIXERS),
+    Rule("mixer-groups.context", ("mixer_groups", "tp", "cp"),
+         # groups of a rank are copied where there are fewer of them than context ranks
+         lambda groups, tp, cp: (groups % tp == 0) * ((groups // tp) % cp)
+         * (cp % (groups // tp + (groups < tp))),
+         "groups of a mixer({mixer_groups}) / tp({tp}) and cp({cp}) do not divide each other",
+         source=_MIXERS),
+    Rule("mixer-groups.heads", ("mixer_heads", "mixer_groups"),
+         lambda heads, groups: heads % groups,
+         "heads of a mixer({mixer_heads}) % its groups({mixer_groups}) = {rest} != 0",
+         source=_MIXERS),
+    Rule("mixer.fp8", ("mixer_projected", "tp", "fp8"),
+         lambda width, tp, fp8: fp8 * (width % tp == 0) * ((width // tp) % 16),
+         "input projection of a mixer({mixer_projected}) / tp({tp}) is no multiple of 16, "
+         "which fp8 needs", source=_MIXERS),
+)  # fmt: skip
+"""Rules of Mamba-2 layers: tensor ranks split heads and groups, context ranks exchange heads."""
 ANY = (HEADS, WHOLE_EXPERTS)
 """Rules of every engine on sizes and degrees, for runs, candidates and layers of plans."""
 
@@ -378,8 +407,7 @@ JOB = (
 )  # fmt: skip
 BLOCK = (
     HEADS,
-    Rule("mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
-         "heads of a mixer({mixer_heads}) % tp({tp}) = {rest} != 0"),
+    MIXER_HEADS,
     WHOLE_EXPERTS,
     EXPERT_WIDTH,
 )  # fmt: skip
@@ -455,6 +483,7 @@ RUN = (
     *BATCH,
     SHARED_SEQUENCE,
     *ANY,
+    *MIXERS,
     Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
          lambda misplaced, placed, layers: misplaced,
          "layers of the layout({placed_layers}) != layers of the "

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from autopar.records import Positive, Record, replace
-from autopar.run.architecture import Layer, Model
+from autopar.run.architecture import Layer, Mamba, Model
 from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
 from autopar.run.strategy import Recomputation, Split, Strategy, with_split
@@ -102,14 +102,14 @@ class Run(Record, dict=True):
                 wanted, left, at = wanted - count, left - count, at + count
 
     @cached_property
-    def mtp_layer(self) -> RankLayer:
-        """An MTP layer on one rank: the last layer, in the precision of the run.
+    def mtp_layers(self) -> tuple[RankLayer, ...]:
+        """Layers of one MTP layer on one rank, in the precision of the run.
 
-        It is never recomputed in full, only in `recomputed_modules`.
+        They are never recomputed in full, only in `recomputed_modules`.
         """
-        last = self.rank_layers[-1]
-        split = replace(last.split, recompute=self.recomputed_modules, low_precision=True)
-        return RankLayer(run=self, layer=last.layer, split=split)
+        last = self.rank_layers[-1].split
+        split = replace(last, recompute=self.recomputed_modules, low_precision=True)
+        return tuple(RankLayer(run=self, layer=one, split=split) for one in self.model.each_mtp)
 
     @property
     def recomputed_modules(self) -> frozenset[Any]:
@@ -161,6 +161,14 @@ def run_with_split(run: Run, **fields: Any) -> Run:
     return replace(run, strategy=with_split(run.strategy, **fields))
 
 
+def mamba_values(mamba: Mamba | None) -> dict[str, int]:
+    """Return the sizes of a mixer that the rules of `MIXERS` read; empty without a mixer."""
+    if mamba is None:
+        return {}
+    sizes = {"heads": mamba.heads, "groups": mamba.groups, "projected": mamba.projected}
+    return {f"mixer_{name}": size for name, size in sizes.items()}
+
+
 def legal(run: Run) -> Run:
     """Return a uniform run; raises RuleError with all engine-independent rules that it breaks."""
     strategy, split, runtime, model = run.strategy, run.split, run.runtime, run.model
@@ -192,7 +200,8 @@ def legal(run: Run) -> Run:
             "global_batch": strategy.global_batch,
             "micro_batch": strategy.micro_batch,
             "seq_length": run.seq_length,
-            "heads": model.attention.heads,
+            "heads": None if (attention := model.first_attention) is None else attention.heads,
+            **mamba_values(model.first_mamba),
             "layers": model.num_layers,
             "placed_layers": len(placed),
             "misplaced_layers": sorted(placed) != list(range(model.num_layers)),

@@ -22,7 +22,6 @@ from autopar.run.job import (
     adapter_parameters,
     attention_matrices,
     layer_blocks,
-    mamba_inputs,
     mtp_blocks,
 )
 from autopar.run.model import ModelSpec
@@ -273,7 +272,7 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
             yield "attention", attention.key_value * h * block.cross_tokens / seq
     if block.mamba is not None:
         mamba = block.mamba
-        yield "mamba", float(h * mamba_inputs(mamba) + mamba.inner * h)
+        yield "mamba", float(h * mamba.projected + mamba.inner * h)
     mlp = block.mlp
     if mlp is None:
         return

@@ -396,7 +396,8 @@ def _behind(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> tuple[l
     gates = 2 if layer.mlp.gated else 1
     whole = s.scattered * s.h
     sizes = [whole * s.e]
-    if "layernorm" not in again:
+    # a norm that is fused with the next GEMM is not computed again
+    if "layernorm" not in again or not (x or kernels.module == "megatron"):
         sizes.append(whole * (s.e if x else thin))
     first = 0
 
@@ -439,7 +440,8 @@ def _behind(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> tuple[l
 def _layer_saved(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> list[int]:
     whole = s.scattered * s.h
     sizes = [whole * s.e]
-    if "layernorm" not in again:
+    alone = layer.attention.latent is not None or run.kernels.module == "megatron"
+    if "layernorm" not in again or not alone:
         sizes.append(whole if run.runtime.precision.fp8 else whole * s.e)
     sizes += _attention(run, s, layer, again)
     if run.model.dropout:
@@ -468,16 +470,52 @@ def _kept_layers(run: Run, chunk: Chunk) -> int:
     return sum(split.recompute != "full" for split in splits) + chunk.mtp
 
 
+def _each(run: Run, chunk: Chunk) -> list[tuple[Layer, frozenset[str] | str, int]]:
+    """Return (layer, recomputation, layers per unit) of a chunk's layers, MTP layers last."""
+    splits = run.strategy.each_layer
+    found = [
+        (run.model.each_layer[n], splits[n].recompute, splits[n].recompute_unit)
+        for n in chunk.layers
+    ]
+    return found + [(run.model.last, _modules(run), 1)] * chunk.mtp
+
+
+def _later(run: Run, s: _Sizes, chunk: Chunk, place: int) -> int:
+    """Return the bytes that the layers after one of a chunk save."""
+    later = 0
+    for number, (layer, again, unit) in enumerate(_each(run, chunk)):
+        if number > place and again == "full":
+            later += s.scattered * s.h * s.e if number % unit == 0 else 0
+        elif number > place:
+            later += sum(_layer_saved(run, s, layer, again))
+    return later
+
+
 def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
     """Return the peak of (allocated - freed) bytes in the backward of a chunk."""
-    if not chunk.layers and not chunk.mtp:
-        return 0
-    number = -1 if chunk.mtp else chunk.layers[-1]
-    layer, split = run.model.each_layer[number], run.strategy.each_layer[number]
-    again, modules = 0, _modules(run) if chunk.mtp else split.recompute
+    each = _each(run, chunk)
+    found = [
+        _layer_backward(run, s, chunk, each, place) - _later(run, s, chunk, place)
+        for place in range(len(each))
+    ]
+    return max(found, default=0)
+
+
+def _layer_backward(
+    run: Run,
+    s: _Sizes,
+    chunk: Chunk,
+    each: list[tuple[Layer, frozenset[str] | str, int]],
+    place: int,
+) -> int:
+    """Return the peak of (allocated - freed) bytes in the backward of one layer."""
+    layer, modules, unit = each[place]
+    again = 0
     if modules == "full":
         modules = frozenset()
-        again = split.recompute_unit * sum(_layer_saved(run, s, layer, modules))
+        first = place - place % unit
+        own = [one for one, word, _ in each[first : first + unit] if word == "full"]
+        again = sum(sum(_layer_saved(run, s, one, modules)) for one in own)
     whole = s.scattered * s.h * s.e
     behind = _behind(run, s, layer, modules)[0]
     # modules are recomputed, each before its own backward
@@ -488,18 +526,31 @@ def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
     freed = 2 * whole if chunk.head else 0
     most = again + late + first + whole - freed
     if again or "moe" in modules:
-        most = max(most, again + late + _dispatched(run, s, chunk) - freed)
+        most = max(most, again + late + _dispatched(run, s, layer) - freed)
     if run.kernels.attention in ("unfused", "local"):
         copies = _scores(run, s) * s.e * run.kernels.quirks.unfused_backward_copies
         most = max(most, again + early + copies - freed - sum(behind))
     return most
 
 
-def _dispatched(run: Run, s: _Sizes, chunk: Chunk) -> int:
-    """Return the bytes of dispatched tokens after the last MoE layer of a chunk."""
-    if not chunk.layers and not chunk.mtp:
-        return 0
-    x = run.model.each_layer[-1 if chunk.mtp else chunk.layers[-1]].experts
+def _forward(run: Run, s: _Sizes, chunk: Chunk) -> int:
+    """Return the most bytes in transit in a chunk's forward, less what is not yet saved."""
+    found = [
+        _dispatched(run, s, layer) - _later(run, s, chunk, place)
+        for place, (layer, _, _) in enumerate(_each(run, chunk))
+    ]
+    return max(found, default=0)
+
+
+def _last(run: Run, s: _Sizes, chunk: Chunk) -> int:
+    """Return the bytes in transit in the last layer of a chunk."""
+    each = _each(run, chunk)
+    return _dispatched(run, s, each[-1][0]) if each else 0
+
+
+def _dispatched(run: Run, s: _Sizes, layer: Layer) -> int:
+    """Return the bytes of dispatched tokens of a layer."""
+    x = layer.experts
     if x is None:
         return 0
     routed, ranks = _routed(run, s), run.split.ep * run.split.etp
@@ -583,7 +634,7 @@ def peak_bytes(run: Run, stage: int) -> int:
         live.append((chunk, micro))
         here = sum(saved[c] for c, _ in live) + sent[0]
         waiting = 4 * s.tokens * (s.vocab // s.t) if logits else 0
-        extra = _dispatched(run, s, chunks[chunk])
+        extra = _forward(run, s, chunks[chunk])
         if chunks[chunk].head:
             extra -= 2 * s.scattered * s.h * s.e
             logits.add(micro)
@@ -612,7 +663,7 @@ def peak_bytes(run: Run, stage: int) -> int:
             for n in place.layers
         ]
         begun = min(max(layers, default=0), saved[new[0]])
-        most = there + begun + _dispatched(run, s, place) + _backward(run, s, chunk) + sent[1]
+        most = there + begun + _last(run, s, place) + _backward(run, s, chunk) + sent[1]
         if chunk.head:  # its logits, before the forward begins
             most = max(most, there + _head(run, s, chunk.mtp) + sent[1])
         logits.clear()

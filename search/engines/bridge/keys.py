@@ -28,7 +28,9 @@ VALUES: Mapping[str, str] = {
             "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type",
             "moe_expert_capacity_factor", "moe_router_score_function", "moe_latent_size",
             "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
-            "hybrid_override_pattern", "experimental_attention_variant", "moe_router_dtype",
+            "hybrid_override_pattern", "hybrid_layer_pattern", "mamba_num_heads",
+            "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
+            "experimental_attention_variant", "moe_router_dtype",
             "cpu_offloading_num_layers", "offload_modules", "activation_offload_fraction",
             "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks",
             "cuda_graph_impl", "cuda_graph_scope",
@@ -185,7 +187,7 @@ HARMLESS_KEYS = re.compile(
           init_model_with_meta_device|wgrad_deferral_limit|clone_scatter_output_in_embedding|
           async_tensor_model_parallel_allreduce|fused_single_qkv_rope|
           disable_parameter_transpose_cache|batch_invariant_mode|attention_output_gate|
-          kitchen_.*|linear_.*|mamba_.*|mup_.*|dsa_.*|
+          kitchen_.*|linear_.*|mup_.*|dsa_.*|
           inference_.*|qk_clip.*|.*_grouped_gemm_backend|mlp_chunks_for_prefill)
     """,
     re.VERBOSE,

@@ -479,6 +479,9 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
         for key, flag in VALUES.items()
         if (value := get(key)) is not None and value is not False and value != []
     }
+    if not {"hybrid-layer-pattern", "hybrid-override-pattern"} & {*found}:
+        # `TransformerConfig` has sizes of mixers for every model.
+        found = {flag: value for flag, value in found.items() if not flag.startswith("mamba-")}
     found |= {flag: True for key, flag in WHERE_TRUE.items() if get(key) is True}
     found |= {flag: True for key, flag in UNLESS_TRUE.items() if get(key) is False}
     found.setdefault("position-embedding-type", "learned_absolute")

@@ -88,14 +88,16 @@ CHECKPOINT_ARGS=(
 """
 
 
-def script_text(name: str, nodes: Nodes, sections: Sections, environment: Environment) -> str:
+def script_text(
+    name: str, nodes: Nodes, program: str, sections: Sections, environment: Environment
+) -> str:
     """Return a bash script to source, which exports variables and sets the array `MEGATRON_ARGS`.
 
-    name : name of the model, for the header comment.
+    name : name of the model, for the header comment. program : training program.
     """
     where = f"{nodes.num_nodes} x {nodes.gpus_per_node} GPUs"
     lines = [
-        f"# Arguments of Megatron-LM's pretrain_gpt.py ({ENGINE_VERSION})",
+        f"# Arguments of Megatron-LM's {program} ({ENGINE_VERSION})",
         f"# for {one_line(name)} on {where}; source it with bash.",
         *_exports(environment),
         "",
@@ -158,8 +160,8 @@ def _number(word: str) -> object:
         return word
 
 
-def command(nodes: Nodes) -> str:
-    """Return the launch command of one node: source the script, then run pretrain_gpt.py."""
+def command(nodes: Nodes, program: str) -> str:
+    """Return the launch command of one node: source the script, then run a training program."""
     path = required("MEGATRON_PATH", "set MEGATRON_PATH to a checkout of Megatron-LM")
-    program = f'"{path}/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}"'
-    return f"source {SCRIPT}\n" + torchrun(nodes, program)
+    whole = f'"{path}/{program}" "${{MEGATRON_ARGS[@]}}"'
+    return f"source {SCRIPT}\n" + torchrun(nodes, whole)

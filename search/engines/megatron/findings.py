@@ -85,6 +85,8 @@ _IDLE = (
     _without("first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"),
     _without("cross-entropy-loss-fusion", "cross-entropy-fusion-impl"),
     _without("group-query-attention", "num-query-groups"),
+    _UnusedFlags(("num-layers", "moe-layer-freq"), ("hybrid",), lambda hybrid: hybrid == 1,
+                 "--hybrid-layer-pattern has the layers"),
     _without("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
              "qk-pos-emb-head-dim", "v-head-dim"),
 )  # fmt: skip

@@ -551,8 +551,6 @@ def _edits(one: str, other: str, most: int) -> int:
 
 
 OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
-    (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
     # LLaVA has the arguments of T5, too.
     (
         ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
@@ -571,6 +569,15 @@ OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("use-legacy-models",), "the models before Megatron-Core"),
 )  # fmt: skip
 """Flags that identify unsupported model types, with the type for messages."""
+WITHOUT_PATTERN: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("is-hybrid-model", "hybrid-attention-ratio", "hybrid-mlp-ratio", "mamba-num-heads",
+         "mamba-head-dim", "mamba-state-dim"),
+        "a hybrid model without --hybrid-layer-pattern",
+    ),
+)  # fmt: skip
+"""Flags of hybrid models that are not priced without the pattern of their layers."""
+PRICED_MODELS = "Only GPT and hybrid models are priced"
 UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
     (("sft",), "sequences of several lengths share a micro-batch"),
@@ -579,6 +586,7 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hybrid-context-parallel",), "context degrees change with the sequences"),
     (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
     (("cpu-offloading-weights",), "weights of layers are offloaded"),
+    (("disable-mamba-mem-eff-path",), "the scan of a mixer saves other tensors"),
     (("fp32-residual-connection",), "residual streams are of 4 bytes"),
     (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
     (
@@ -598,7 +606,6 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("logits-load-dir", "logits-save-dir"), "distillation keeps logits of a teacher"),
     (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
     (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
-    (("moe-latent-size",), "experts of another width than the model are not known"),
     (
         ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
         "layers of several shapes are not known",

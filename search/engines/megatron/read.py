@@ -1,12 +1,14 @@
 """Reader of Megatron-LM arguments as a run, for estimates of time and memory.
 
-Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA.
+Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA;
+and hybrid models of the same layers and Mamba-2.
 Other models, and arguments whose effect on memory is not modelled, raise UnpricedError.
 `search.engines.megatron.plan` converts the strategy to a plan, without the sizes of the model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -44,7 +46,14 @@ from autopar.run.strategy import (
 )
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.engines.megatron.arguments import Flag, LayoutError
-from search.engines.megatron.names import OTHER_MODELS, UNPRICED, changes_of, concern_of
+from search.engines.megatron.names import (
+    OTHER_MODELS,
+    PRICED_MODELS,
+    UNPRICED,
+    WITHOUT_PATTERN,
+    changes_of,
+    concern_of,
+)
 from search.engines.megatron.release import (
     Release,
     allocator_of,
@@ -53,8 +62,8 @@ from search.engines.megatron.release import (
 )
 from search.engines.megatron.rules import INTERLEAVED, PLACED
 from search.engines.megatron.setting import STEPS, Setting, batch_steps, placed_words
-from search.engines.megatron.sizes import model_of
-from search.engines.megatron.stages import chunks_of_layout
+from search.engines.megatron.sizes import is_gpt, model_of, read_pattern
+from search.engines.megatron.stages import PATTERN, LayerPattern, chunks_of_layout
 from search.engines.text import Configuration, arguments_in
 
 
@@ -143,7 +152,8 @@ def read_run(
     if not world:
         raise words.fail("world-size", "this key is missing", "Add the number of GPUs")
     release = release or Release()
-    model = model_of(words, release)
+    pattern = read_pattern(words)
+    model = model_of(words, release, pattern)
     _refuse_sharding(words)
     strategy = strategy_of(
         words,
@@ -151,6 +161,7 @@ def read_run(
         num_layers=model.num_layers,
         mtp=model.mtp,
         experts=model.experts is not None,
+        pattern=pattern,
     )
     run = Run(
         name=source,
@@ -158,7 +169,14 @@ def read_run(
         strategy=strategy,
         seq_length=words.number("seq-length"),
         steps=_steps(words, strategy.global_batch),
-        runtime=_runtime(words, strategy.first, environment or {}, gpu, release),
+        runtime=_runtime(
+            words,
+            strategy.first,
+            environment or {},
+            gpu,
+            release,
+            experts=model.experts is not None,
+        ),
         gpu=gpu,
     )
     unpriced = None
@@ -172,8 +190,8 @@ def read_run(
 def renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Return the words by flag, with aliases of `_SECOND` replaced.
 
-    `validate_args` accepts `--encoder-num-layers` and `--encoder-seq-length` as aliases. If alias
-    and name are both given, which is illegal, both are kept.
+    `validate_args` accepts aliases of `--num-layers`, `--seq-length` and `--hybrid-layer-pattern`.
+    If alias and name are both given, which is illegal, both are kept.
     """
     return {
         _SECOND.get(flag, flag) if _SECOND.get(flag, flag) not in words else flag: given
@@ -181,7 +199,11 @@ def renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     }
 
 
-_SECOND = {"encoder-num-layers": "num-layers", "encoder-seq-length": "seq-length"}
+_SECOND = {
+    "encoder-num-layers": "num-layers",
+    "encoder-seq-length": "seq-length",
+    "hybrid-override-pattern": PATTERN,
+}
 """Alias of an argument -> its name."""
 
 
@@ -253,16 +275,16 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
 
 
 def _refuse(words: LaunchArguments) -> None:
-    for flags, what in OTHER_MODELS:
+    hybrid = PATTERN in words.words
+    for flags, what in OTHER_MODELS if hybrid else (*OTHER_MODELS, *WITHOUT_PATTERN):
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
-            raise words.unpriced(given, f"belongs to {what}", "Only GPT models are priced")
+            raise words.unpriced(given, f"belongs to {what}", PRICED_MODELS)
     if words.open_text("tokenizer-type").startswith("BertWordPiece"):
-        raise words.unpriced(
-            "tokenizer-type", "belongs to a BERT model", "Only GPT models are priced"
-        )
+        raise words.unpriced("tokenizer-type", "belongs to a BERT model", PRICED_MODELS)
+    words.has("is-hybrid-model")
     spec = " ".join(words.list("spec"))
-    if spec not in ("", "local"):
+    if spec not in ("", "local") and not (hybrid and _HYBRID_SPEC.fullmatch(spec)):
         raise words.unpriced("spec", f"names unknown layers: {shortened(spec)}", "Take it out")
     for flags, why in UNPRICED:
         # With the value `none`, or a degree of 1, the feature is off.
@@ -275,21 +297,32 @@ def _refuse(words: LaunchArguments) -> None:
             raise words.unpriced(on[0], why, "Remove it to price the rest")
 
 
+_HYBRID_SPEC = re.compile(r"megatron\.core\.models\.(mamba|hybrid)\.\1_layer_specs \1_stack_spec")
+
+
 # --------------------------------------------------------------------------------------------------
 # Degrees and layer partition.
 
 
 def strategy_of(
-    words: LaunchArguments, world: int, *, num_layers: int, mtp: int = 0, experts: bool = False
+    words: LaunchArguments,
+    world: int,
+    *,
+    num_layers: int,
+    mtp: int = 0,
+    experts: bool = False,
+    pattern: LayerPattern | None = None,
 ) -> Strategy:
     """Return the strategy that arguments describe, for a model of `num_layers` layers.
 
     world : number of GPUs. mtp : number of MTP layers. experts : True if the model has experts.
+    pattern : layers of a hybrid model, of which a GPT model has one for two letters.
 
     Raises InputError for an invalid argument. Degrees that do not divide the GPUs are accepted.
     """
     pp = words.number("pipeline-model-parallel-size", 1)
-    stages = _stages(words, num_layers, mtp, pp)
+    letters = 2 if pattern is not None and is_gpt(words, pattern) else 1
+    stages = _stages(words, num_layers, mtp, pp, pattern, letters)
     split = _split(words, experts=experts)
     ranks = split.tp * split.cp * pp
     # `dp` is 0 if the degrees do not divide the GPUs; `legal` rejects such a run.
@@ -313,7 +346,7 @@ def strategy_of(
         micro_batch=micro,
         global_batch=batch,
     )
-    return _recomputing(words, _with_wide_ends(words, strategy))
+    return _recomputing(words, _with_wide_ends(words, strategy), letters)
 
 
 def _split(words: LaunchArguments, *, experts: bool) -> Split:
@@ -348,8 +381,19 @@ _CONTEXT: Mapping[str, ContextKind] = {"a2a": "a2a", "a2a+p2p": "a2a", "all_gath
 
 
 def _stages(
-    words: LaunchArguments, layers: int, mtp: int, stages: int
+    words: LaunchArguments,
+    layers: int,
+    mtp: int,
+    stages: int,
+    pattern: LayerPattern | None,
+    letters: int,
 ) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage.
+
+    letters : number of letters of a pattern that are one layer of the model.
+    """
+    if pattern is not None and len(pattern.segments) > 1:
+        return _segments(words, [len(one) // letters for one in pattern.segments], stages, mtp)
     flag = "pipeline-model-parallel-layout"
     if words.has(flag):
         text = words.text(flag)
@@ -381,6 +425,17 @@ def _stages(
         parts = _given_ends(words, layers, stages, chunks, (first, last))
         return chunks_of_sizes(parts, stages, mtp=mtp)
     return even_chunks(layers, stages, chunks, mtp=mtp, ends=ends)
+
+
+def _segments(
+    words: LaunchArguments, sizes: list[int], stages: int, mtp: int
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage from the numbers of layers of a pattern's segments."""
+    if len(sizes) % stages:
+        problem = f"has {len(sizes)} segments, no multiple of the {stages} stages"
+        raise words.fail(PATTERN, problem)
+    refuse((INTERLEAVED,), {"pp": stages, "chunks": len(sizes) // stages})
+    return chunks_of_sizes(sizes, stages, mtp=mtp)
 
 
 def _given_ends(
@@ -513,12 +568,16 @@ def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
     )
 
 
-def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
+def _recomputing(words: LaunchArguments, strategy: Strategy, letters: int) -> Strategy:
+    """Return the strategy with the recomputation of the arguments.
+
+    letters : number of letters of a pattern, the units of full recomputation, in a layer.
+    """
     kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
     # --recompute-activations of earlier releases overrides the granularity.
     if words.has("recompute-activations"):
         kind = "selective"
-    number = words.number("recompute-num-layers", 1)
+    number = max(words.number("recompute-num-layers", 1) // letters, 1)
     modules = words.list("recompute-modules")
     method = words.choice("recompute-method", ("", "uniform", "block"), "")
     if kind == "full":
@@ -587,6 +646,8 @@ def _runtime(
     environment: Mapping[str, Any],
     gpu: str,
     release: Release,
+    *,
+    experts: bool,
 ) -> Runtime:
     on_host = words.has("optimizer-cpu-offload")
     return Runtime(
@@ -599,7 +660,8 @@ def _runtime(
             padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
         ),
         kernels=_kernels(words, environment, gpu, release),
-        experts=_expert_kernels(words),
+        # A pattern may have no experts, whatever the arguments.
+        experts=_expert_kernels(words) if experts else ExpertKernels(),
         overlap=Overlap(
             tensor=words.has("tp-comm-overlap") and split.tp > 1,
             gradients=words.has("overlap-grad-reduce"),
@@ -671,8 +733,6 @@ def graphs_of(words: LaunchArguments) -> Graphs:
 
 
 def _expert_kernels(words: LaunchArguments) -> ExpertKernels:
-    if not words.has("num-experts"):
-        return ExpertKernels()
     gated, squared = words.has("swiglu"), words.has("squared-relu")
     dispatcher = words.choice(
         "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"

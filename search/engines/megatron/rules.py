@@ -32,6 +32,7 @@ from autopar.run.rules import (
 )
 from autopar.run.run import Run
 from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words, ramp, ramp_start
+from search.engines.megatron.stages import PATTERN
 
 
 def _named(flag: str) -> str:
@@ -171,6 +172,15 @@ ARGUMENTS = (
     _rule("positions.missing", "max-position-embeddings", lambda given: given == 0,
           "--max-position-embeddings is missing"),
     _excludes(*VIRTUAL),
+    _excludes(PATTERN, "hybrid-override-pattern"),
+    *(_rule(f"pattern.excludes.{flag}", f"hybrid, {flag}", lambda hybrid, given: hybrid * given,
+            f"--{flag} excludes --{PATTERN}")._replace(
+        suggestion="End each chunk of the pattern with |")
+      for flag in (*VIRTUAL, "pipeline-model-parallel-layout",
+                   "account-for-embedding-in-pipeline-split",
+                   "account-for-loss-in-pipeline-split")),
+    _rule("pattern.placed", "segments, placed", lambda segments, placed: (segments > 1) * placed,
+          f"--{PATTERN} with | excludes stages with given layers"),
     _needs("save", "save-interval"),
     _rule("lr", "lr_excess", lambda excess: excess, "--min-lr is above --lr"),
     _rule("fp8-gather.sharded", "fp8-param-gather, fp8-format, sharded",

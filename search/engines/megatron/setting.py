@@ -9,13 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from autopar.errors import shortened
 from autopar.rates.devices import lacks_flash_attention, lacks_precision
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError
-from search.engines.megatron.stages import chunks_of_layout
+from search.engines.megatron.stages import (
+    PATTERN,
+    LayerPattern,
+    chunks_of_layout,
+    parse_pattern,
+)
 
 Words = Mapping[str, tuple[str, ...]]
 """Words by flag without leading hyphens."""
@@ -34,11 +40,9 @@ NUMBERS: Mapping[str, tuple[str, int | None]] = {
     "ffn_hidden_size": ("ffn-hidden-size", None),
     "seq_length": ("seq-length", None),
     "positions": ("max-position-embeddings", None),
-    "layers": ("num-layers", None),
     "topk": ("moe-router-topk", 2),
     "router_groups": ("moe-router-num-groups", 1),
     "group_topk": ("moe-router-group-topk", 0),
-    "mtp": ("mtp-num-layers", 0),
     "chunk_layers": (VIRTUAL[0], 0),
     "first_bf16": ("num-layers-at-start-in-bf16", 1),
     "last_bf16": ("num-layers-at-end-in-bf16", 1),
@@ -183,9 +187,47 @@ def batch_steps(words: Sequence[str]) -> tuple[int, ...]:
 def _chunks(s: Setting) -> int | None:
     """Return the number of equal chunks per stage; None: other arguments set the partition."""
     layout = s.words.get("pipeline-model-parallel-layout")
-    if layout or any(map(s.has, (VIRTUAL[0], *_PLACED, *_COUNTED))):
+    if layout or s.value("segments") != 1:
+        return None
+    if any(map(s.has, (VIRTUAL[0], *_PLACED, *_COUNTED))):
         return None
     return 1 if s.value("pp") == 1 else s.number(VIRTUAL[1])
+
+
+def _pattern(s: Setting) -> LayerPattern | None:
+    """Return the pattern of a hybrid model; None: not given, invalid or unknown."""
+    given = s.words.get(PATTERN) or s.words.get("hybrid-override-pattern")
+    if not given or is_open(given[0]):
+        return None
+    with suppress(LayoutError):
+        return parse_pattern(given[0])
+    return None
+
+
+def _layers(s: Setting) -> int | None:
+    pattern = _pattern(s)
+    return s.number("num-layers", None) if pattern is None else len(pattern.letters)
+
+
+def _mtp(s: Setting) -> int | None:
+    pattern = _pattern(s)
+    if pattern is not None and pattern.depths:
+        return pattern.depths
+    return s.number("mtp-num-layers", 0)
+
+
+def _has_latent_attention(s: Setting) -> bool:
+    pattern = _pattern(s)
+    in_pattern = pattern is not None and not {*"+D"}.isdisjoint(pattern.letters + pattern.mtp)
+    return in_pattern or s.has("multi-latent-attention")
+
+
+def _segments(s: Setting) -> int | None:
+    """Return the number of segments of a pattern, 1 without one; None: unknown."""
+    if not any(map(s.has, (PATTERN, "hybrid-override-pattern"))):
+        return 1
+    pattern = _pattern(s)
+    return None if pattern is None else len(pattern.segments)
 
 
 def _layout(s: Setting) -> str | None:
@@ -256,6 +298,12 @@ def _unless_open(s: Setting, flag: str, fact: bool) -> bool | None:
 
 FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "world": lambda s: s.world,
+    "layers": _layers,
+    "mtp": _mtp,
+    "segments": _segments,
+    # `validate_args` derives it from the pattern
+    "multi-latent-attention": _has_latent_attention,
+    "hybrid": _any(PATTERN, "hybrid-override-pattern"),
     "amd": _gpus_of(_AMD),
     "no_flash": lambda s: lacks_flash_attention(s.gpu),
     "no_fp8": lambda s: lacks_precision(s.gpu, "fp8"),
@@ -271,7 +319,8 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "etp": _etp,
     "global_batch": _batch,
     "vpp": _chunks,
-    "virtual": _any(*VIRTUAL, "pipeline-model-parallel-layout"),
+    "virtual": lambda s: _any(*VIRTUAL, "pipeline-model-parallel-layout")(s) or (
+        (s.value("segments") or 1) > (s.value("pp") or 1)),
     "virtual_stages": _any(*VIRTUAL),
     "layout_problem": _layout,
     "exchange": _exchange,

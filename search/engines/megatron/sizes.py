@@ -6,19 +6,24 @@ import ast
 import re
 
 from autopar.errors import shortened
-from autopar.records import shorten
+from autopar.records import replace, shorten
 from autopar.run.architecture import (
     Attention,
     Experts,
     LatentAttention,
     Layer,
+    Mamba,
     Mlp,
     Model,
     Positions,
     decoder_layers,
+    grouped,
+    without_window,
 )
 from search.engines.arguments import LaunchArguments
+from search.engines.megatron.arguments import LayoutError
 from search.engines.megatron.release import Release
+from search.engines.megatron.stages import PATTERN, LayerPattern, parse_pattern
 
 _MOST = 4096
 """Maximum number of layers, and of experts, of a model; far above any real one."""
@@ -30,12 +35,63 @@ _VOCABULARIES = {
 """Tokenizer type -> size of the vocabulary in common use; for GPTSentencePiece that of Nemotron."""
 
 
-def model_of(words: LaunchArguments, release: Release) -> Model:
+def read_pattern(words: LaunchArguments) -> LayerPattern | None:
+    """Return the layers of a hybrid model; None for a GPT model.
+
+    Raises DocumentError for an invalid pattern, UnpricedError for layers without a formula.
+    """
+    if not words.has(PATTERN):
+        return None
+    text = words.text(PATTERN)
+    # Overridden by the number of letters.
+    words.has("num-layers")
+    depths = words.number("mtp-num-layers", 0, most=_MOST)
+    old = "mtp-hybrid-override-pattern"
+    if words.has(old) and depths and "/" not in text:
+        text = "/".join((text, *[words.text(old)] * depths))
+    try:
+        found = parse_pattern(text)
+    except LayoutError as error:
+        raise words.fail(PATTERN, str(error)) from None
+    if depths and not found.depths:
+        raise words.unpriced("mtp-num-layers", f"has no part in --{PATTERN}", "Add it behind a /")
+    for letter, what in _UNPRICED_LETTERS.items():
+        if letter in found.letters + found.mtp:
+            raise words.unpriced(PATTERN, f"has layers {letter} ({what})", _ONLY_PRICED)
+    if "E" in found.letters + found.mtp and not words.has("num-experts"):
+        raise words.missing("num-experts", f"--{PATTERN} has layers E")
+    return found
+
+
+_ONLY_PRICED = "Only M, *, +, - and E are priced"
+_UNPRICED_LETTERS = {"G": "gated delta net", "D": "attention with an indexer"}
+"""Letters whose memory and time are not known, with the layer."""
+
+
+def is_gpt(words: LaunchArguments, pattern: LayerPattern) -> bool:
+    """Return True if a pattern has the layers of a GPT model, each of them two letters.
+
+    Windows of every n-th letter and recompute units of an odd number of letters cut such layers.
+    """
+    number = words.number("recompute-num-layers", 1)
+    full = words.open_text("recompute-granularity") == "full"
+    cut = words.open_text("window-attn-skip-freq") not in ("", "0") or (full and number % 2)
+    return pattern.is_paired and not cut
+
+
+def model_of(
+    words: LaunchArguments, release: Release, pattern: LayerPattern | None = None
+) -> Model:
+    """Return the model of the arguments.
+
+    pattern : layers of a hybrid model; None: a GPT model.
+
+    Raises DocumentError for an invalid argument, UnpricedError for a size that is not known.
+    """
     hidden = words.number("hidden-size")
     gated = words.has("swiglu")
     # Default of Megatron-LM: 4 * hidden, or 8/3 * hidden for a gated MLP with three matrices.
     ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
-    layers = words.number("num-layers", most=_MOST)
     experts = _experts(words, ffn, gated=gated)
     kind = words.choice(
         "position-embedding-type",
@@ -60,8 +116,15 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
         norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
         biases=not words.has("disable-bias-linear"),
     )
-    mixtures = _mixtures(words, layers) if experts else (False,) * layers
-    groups, repeat = decoder_layers(layer, mixtures, experts, whole_every)
+    mtp_block: tuple[Layer, ...] = ()
+    mtp = words.number("mtp-num-layers", 0, most=_MOST)
+    if pattern is None:
+        layers = words.number("num-layers", most=_MOST)
+        mixtures = _mixtures(words, layers) if experts else (False,) * layers
+        groups, repeat = decoder_layers(layer, mixtures, experts, whole_every)
+    else:
+        each, mtp_block = _hybrid_layers(words, pattern, layer, experts, whole_every)
+        (groups, repeat), mtp = grouped(each), pattern.depths
     return Model(
         layers=groups,
         repeat=repeat,
@@ -70,9 +133,55 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
         tied=not words.has("untie-embeddings-and-output-weights"),
         positions=positions,
         max_positions=words.number("max-position-embeddings", 0),
-        mtp=words.number("mtp-num-layers", 0, most=_MOST),
+        mtp=mtp,
+        mtp_block=mtp_block,
         mtp_shared=words.has("mtp-use-repeated-layer"),
         dropout=words.real("hidden-dropout", 0.1),
+    )
+
+
+def _hybrid_layers(
+    words: LaunchArguments,
+    pattern: LayerPattern,
+    layer: Layer,
+    experts: Experts | None,
+    whole_every: int,
+) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
+    """Return (layers of a hybrid model, layers of one MTP layer; empty if like the last layer).
+
+    layer : layer with attention, its window included, and a dense MLP.
+    whole_every : n if every n-th layer has full attention; 0: none.
+    """
+    paired = is_gpt(words, pattern)
+    mixer = _mamba(words, layer.hidden) if "M" in pattern.letters + pattern.mtp else None
+
+    def single(letter: str, place: int) -> Layer:
+        if letter in "-E":
+            mlp = experts if letter == "E" else layer.mlp
+            return replace(layer, mixers=(), mlp=mlp, norms=1)
+        if letter == "M":
+            assert mixer is not None, "read where the pattern has an M"
+            return replace(layer, mixers=(mixer,), mlp=None, norms=1)
+        whole = whole_every and (place + 1) % whole_every == 0
+        return replace(without_window(layer) if whole else layer, mlp=None, norms=1)
+
+    def each(letters: str) -> tuple[Layer, ...]:
+        if paired:
+            mlps = (experts if letter == "E" else layer.mlp for letter in letters[1::2])
+            return tuple(replace(layer, mlp=mlp) for mlp in mlps)
+        return tuple(single(letter, place) for place, letter in enumerate(letters))
+
+    own, further = each(pattern.letters), each(pattern.mtp)
+    return own, () if further == own[-1:] else further
+
+
+def _mamba(words: LaunchArguments, hidden: int) -> Mamba:
+    width = words.number("mamba-head-dim", 64)
+    return Mamba(
+        heads=words.number("mamba-num-heads", 2 * hidden // width),
+        width=width,
+        state=words.number("mamba-state-dim", 128),
+        groups=words.number("mamba-num-groups", 8),
     )
 
 
@@ -144,6 +253,7 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         width=words.number("moe-ffn-hidden-size", ffn),
         gated=gated,
         shared_width=words.number("moe-shared-expert-intermediate-size", 0),
+        latent=words.number("moe-latent-size") if words.has("moe-latent-size") else None,
         clamped=words.has("activation-func-clamp-value"),
         groups=(groups := words.number("moe-router-num-groups", 1)),
         groups_per_token=min(words.number("moe-router-group-topk", groups), groups),

@@ -1,19 +1,29 @@
 """Megatron-LM arguments for the layer partition, expert layers and context parallelism.
 
 An even partition is the number of chunks per stage, with one flag if the embedding counts as a
-layer and one if the loss does. Every other partition is a layout string.
+layer and one if the loss does. Every other partition is a layout string. A hybrid model has its
+layers and their partition in one pattern.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
+from autopar.run.architecture import Attention, Layer, Mamba
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, Split, Strategy, even_chunks
 from search.engines.megatron.arguments import Argument, Flag, LayoutError, parse_layout
 
+PATTERN = "hybrid-layer-pattern"
+LETTERS = "MG*+D-E"
+"""Layers of a pattern, one part and one norm each: Mamba-2, gated delta net, attention, latent
+attention, latent attention with an indexer, MLP, experts."""
+_PAIR = re.compile(r"[*+D][-E]")
+"""Pattern of two layers that are one layer of a GPT model."""
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
@@ -25,8 +35,15 @@ def stage_arguments(run: Run) -> Iterator[Argument]:
     Raises InputError if a layout string is needed that Megatron-LM does not support (`layout_of`).
     """
     strategy = run.strategy
-    ends = even_ends(run)
-    if ends is None:
+    if run.model.is_hybrid:
+        pattern = str(pattern_of(run))
+        if pattern.startswith("-"):
+            raise InputError(
+                f"the pattern {pattern} begins with an MLP, which argparse takes for an argument",
+                remedy="Start the pattern with another layer",
+            )
+        yield (PATTERN, (pattern,))
+    elif (ends := even_ends(run)) is None:
         yield (Flag.LAYOUT, (layout_of(strategy),))
     else:
         for flag, counts in zip(_ENDS, ends, strict=True):
@@ -119,6 +136,77 @@ def chunks_of_layout(
         further = kinds.count("m") + (implied if "L" in kinds else 0)
         found[part % num_stages].append(Chunk("E" in kinds, layers, further, "L" in kinds))
     return tuple(map(tuple, found))
+
+
+class LayerPattern(NamedTuple):
+    """Layers of a hybrid model, one letter of `LETTERS` each."""
+
+    segments: tuple[str, ...]
+    """Letters of every pipeline chunk in execution order; a single segment may span all stages."""
+    mtp: str = ""
+    """Letters of one MTP layer; empty without MTP."""
+    depths: int = 0
+    """Number of MTP layers."""
+
+    @property
+    def letters(self) -> str:
+        """Letters of all layers, without those of MTP."""
+        return "".join(self.segments)
+
+    @property
+    def is_paired(self) -> bool:
+        """True if all letters are pairs that a GPT model has as one layer."""
+        return all(not _PAIR.sub("", part) for part in (*self.segments, self.mtp))
+
+    def __str__(self) -> str:
+        """Return the value of `--hybrid-layer-pattern`."""
+        return "/".join(("|".join(self.segments), *[self.mtp] * self.depths))
+
+
+def parse_pattern(text: str) -> LayerPattern:
+    """Return the layers that a value of `--hybrid-layer-pattern` describes.
+
+    The form is `main/mtp/mtp`, where `|` separates the pipeline chunks of `main`. Source:
+    `megatron/core/models/hybrid/hybrid_layer_allocation.py` (d98e8a64).
+
+    Raises LayoutError for unknown letters, MTP parts that differ, attention of two kinds, and a
+    pattern without layers.
+    """
+    main, *further = text.split("/")
+    if not any(further):
+        further = []
+    for part, allowed in ((main, LETTERS + "|"), *((one, LETTERS) for one in further)):
+        unknown = next((letter for letter in part if letter not in allowed), None)
+        if unknown is not None:
+            raise LayoutError(f"the pattern contains the unknown letter {unknown!r}")
+        if "*" in part and ("+" in part or "D" in part):
+            raise LayoutError("the pattern has both attention (*) and latent attention (+ or D)")
+    if len({*further}) > 1:
+        raise LayoutError(f"the MTP parts of the pattern differ: {further[0]} and {further[1]}")
+    segments = tuple(main.split("|"))
+    if not "".join(segments):
+        raise LayoutError("the pattern has no layers")
+    return LayerPattern(segments, further[0] if further else "", len(further))
+
+
+def pattern_of(run: Run) -> LayerPattern:
+    """Return the pattern of a run's layers, with one segment per pipeline chunk."""
+    model = run.model
+    parts = parts_in_order(run.strategy)
+    letters = [_letters(layer) for layer in model.each_layer]
+    return LayerPattern(
+        tuple("".join(letters[layer] for layer in chunk.layers) for chunk in parts),
+        "".join(map(_letters, model.each_mtp)) if model.mtp else "",
+        model.mtp,
+    )
+
+
+def _letters(layer: Layer) -> str:
+    found = ""
+    for mixer in layer.mixers:
+        is_latent = isinstance(mixer, Attention) and mixer.latent is not None
+        found += "M" if isinstance(mixer, Mamba) else "+" if is_latent else "*"
+    return found + ("" if layer.mlp is None else "E" if layer.experts is not None else "-")
 
 
 def parts_in_order(strategy: Strategy) -> list[Chunk]:

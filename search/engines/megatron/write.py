@@ -1,4 +1,4 @@
-"""Writer of a run as arguments of Megatron-LM's pretrain_gpt.py.
+"""Writer of a run as arguments of Megatron-LM's pretrain_gpt.py or pretrain_hybrid.py.
 
 `search.engines.megatron.read` reads all of these arguments. The layer partition is in
 `search.engines.megatron.stages`, files and command in `search.engines.megatron.files`. Source of
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.rates.devices import default_attention
-from autopar.run.architecture import Attention, Experts, Model, windows_of
+from autopar.run.architecture import Attention, Experts, Mamba, Model, windows_of
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL, Optimizer
 from autopar.run.strategy import wide_ends
@@ -52,12 +52,17 @@ def write(run: Run, place: ExportTarget) -> Draft:
     return Draft(
         version=ENGINE_VERSION,
         files={
-            SCRIPT: script_text(name, place, sections, environment),
+            SCRIPT: script_text(name, place, program_of(run), sections, environment),
             YAML: yaml_text(sections, environment),
         },
-        launch=command(place),
+        launch=command(place, program_of(run)),
         notes=(*notes_of(run, place), *FILL_IN),
     )
+
+
+def program_of(run: Run) -> str:
+    """Return the training program of a run; `pretrain_gpt.py` has GPT models alone."""
+    return "pretrain_hybrid.py" if run.model.is_hybrid else "pretrain_gpt.py"
 
 
 def sections_of(run: Run, place: ExportTarget) -> Sections:
@@ -98,10 +103,15 @@ def _where(*flags: tuple[str, bool]) -> Iterator[Argument]:
 
 def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
     model, layer, kernels = run.model, run.model.last, run.kernels
-    gated, attention = layer.gates == 2, model.attention
-    yield _one("num-layers", model.num_layers)
+    gated, attention = any(one.gates == 2 for one in model.kinds), model.attention
+    if not model.is_hybrid:
+        # the pattern of a hybrid has its layers, those of MTP included
+        yield _one("num-layers", model.num_layers)
+    if model.first_mamba is not None:
+        yield from _mamba(model.first_mamba)
     yield _one("hidden-size", model.hidden)
-    yield _one("ffn-hidden-size", model.dense_width)
+    if model.dense_width:
+        yield _one("ffn-hidden-size", model.dense_width)
     yield from _attention(model, attention)
     yield _one("seq-length", run.seq_length)
     # Megatron-LM rejects a sequence length above this value.
@@ -119,11 +129,19 @@ def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
         yield from _experts(run, model.experts)
         yield from _router(place, model.experts)
     if model.mtp:
-        yield _one("mtp-num-layers", model.mtp)
+        if not model.is_hybrid:
+            yield _one("mtp-num-layers", model.mtp)
         yield from _where(("mtp-use-repeated-layer", model.mtp_shared))
     yield _one("vocab-size", model.vocab)
     yield _one("make-vocab-size-divisible-by", model.vocab_divisor)
     yield _one("hidden-dropout", model.dropout)
+
+
+def _mamba(mamba: Mamba) -> Iterator[Argument]:
+    yield _one("mamba-num-heads", mamba.heads)
+    yield _one("mamba-head-dim", mamba.width)
+    yield _one("mamba-state-dim", mamba.state)
+    yield _one("mamba-num-groups", mamba.groups)
 
 
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
@@ -179,11 +197,14 @@ def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
     yield _one("num-experts", experts.number)
     yield _one("moe-router-topk", experts.per_token)
     yield _one("moe-ffn-hidden-size", experts.width)
+    if experts.latent is not None:
+        yield _one("moe-latent-size", experts.latent)
     if experts.shared_width:
         yield _one("moe-shared-expert-intermediate-size", experts.shared_width)
-    pattern = layer_pattern(run.model.mixtures)
-    if pattern != "1":
-        yield _one("moe-layer-freq", pattern)
+    if not run.model.is_hybrid:
+        pattern = layer_pattern(run.model.mixtures)
+        if pattern != "1":
+            yield _one("moe-layer-freq", pattern)
     yield _one("moe-token-dispatcher-type", kernels.dispatcher)
     if kernels.dispatcher == "flex":
         yield _one("moe-flex-dispatcher-backend", flex_backend(run))

@@ -171,6 +171,8 @@ def test_everything_but_other_models_is_read(entries: list[Priced | Refused]) ->
         "keeps a second model",
         "are missing",
         "global batch(2)",
+        "precisions of modules",
+        "is not given",
     )
     for entry in entries:
         if isinstance(entry, Refused):

@@ -750,7 +750,7 @@ def test_what_cannot_be_checked_is_one_sentence(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"hybrid_override_pattern": "M-M*"}, "belongs to a hybrid of Mamba"),
+        ({"is_hybrid_model": True}, "belongs to a hybrid model without --hybrid-layer-pattern"),
         ({"decoder_seq_length": 512}, "belongs to a T5 model"),
         ({"optimizer": "sgd"}, "sgd"),
         ({"cpu_offloading_weights": True}, "weights of layers are offloaded"),

@@ -341,8 +341,8 @@ def test_open_values_that_no_price_depends_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"--hybrid-override-pattern": "M-M*"}, "belongs to a hybrid of Mamba"),
-        ({"--mamba-num-heads": 8}, "belongs to a Mamba model"),
+        ({"--hybrid-attention-ratio": 0.1}, "a hybrid model without --hybrid-layer-pattern"),
+        ({"--mamba-num-heads": 8}, "a hybrid model without --hybrid-layer-pattern"),
         ({"--decoder-seq-length": 512}, "belongs to a T5 model"),
         ({"--tokenizer-type": "BertWordPieceCase"}, "belongs to a BERT model"),
         ({"--img-h": 336}, "belongs to a multimodal model"),
