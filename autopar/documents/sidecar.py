@@ -416,7 +416,8 @@ REPLACES = "replaces"
 _LATER = (
     *("qk_norms", "shared_expert_width", "shared_expert_gate", "router_biases", "latent", "window"),
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
-    *("clamped_activation", "expert_groups", "groups_per_token"),
+    *("clamped_activation", "expert_groups", "groups_per_token", "expert_latent"),
+    *("parts", "mixers", "output_gate", "indexer"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Fields of later releases, omitted from a digest if they have their default value."""
@@ -431,7 +432,7 @@ def describe_model(spec: ModelSpec) -> str:
     # Neither the name nor the base of rotary positions changes the measurement.
     for key in ("name", "rotary_base", "rotary_scaling_factor", "yarn_positions"):
         fields.pop(key)
-    for key in ("mtp_layers", "interleaved"):
+    for key in ("mtp_layers", "interleaved", "order", "mtp_order", "no_positions"):
         # Files older than these fields do not contain them.
         if not fields[key]:
             fields.pop(key)
@@ -441,7 +442,7 @@ def describe_model(spec: ModelSpec) -> str:
         layer.pop("seq_length")
         # Files older than these fields do not contain them.
         for later in _LATER_OF_LAYERS:
-            if layer[later.name] == later.default:
+            if layer[later.name] == to_builtins(later.default):
                 layer.pop(later.name)
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"

@@ -55,8 +55,37 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
             key="interleaved",
             remedy="Use the same number of layers for each type",
         )
+    _check_order(path, document)
     spec = ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
     return checked_model(path, spec)
+
+
+def _check_order(path: Path, document: ModelSpec) -> None:
+    """Raise DocumentError if the order of layers contradicts their types and numbers."""
+    types = len(document.layers)
+    for key in ("order", "mtp_order"):
+        unknown = next((one for one in getattr(document, key) if one >= types), None)
+        if unknown is not None:
+            raise DocumentError(
+                path,
+                f"the value {unknown} is no layer type, expected 0 to {types - 1}",
+                key=key,
+            )
+    if not document.order:
+        return
+    if document.interleaved:
+        raise DocumentError(
+            path, "contradicts interleaved", key="order", remedy="Remove one of them"
+        )
+    for kind, layer in enumerate(document.layers):
+        number = document.order.count(kind)
+        if number != layer.num_layers:
+            raise DocumentError(
+                path,
+                f"the value is {layer.num_layers}, but order has {number} layers of this type",
+                key=f"layers[{kind}].num_layers",
+                remedy="Change one of them",
+            )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Each family defines its keys and the defaults for missing ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -161,6 +162,18 @@ def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
         one = _one_type(part)
         found += [one] if one is not None else _equal_runs(part)
     return tuple(found), False
+
+
+def in_order(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:
+    """Return (layer types, type of every layer) for all layers of a model in order.
+
+    The second is empty if layers of each type follow each other.
+    """
+    number = Counter(layers)
+    types = tuple(replace(one, num_layers=many) for one, many in number.items())
+    places = {one: place for place, one in enumerate(number)}
+    order = tuple(places[one] for one in layers)
+    return types, () if list(order) == sorted(order) else order
 
 
 def _one_type(layers: Sequence[LayerSpec]) -> LayerSpec | None:

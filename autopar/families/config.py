@@ -17,25 +17,24 @@ from autopar.errors import DocumentError, InputError, nearest
 from autopar.families.base import Config
 from autopar.families.consistency import checked_model
 from autopar.families.decoders import DECODERS
+from autopar.families.hybrids import HYBRIDS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
-from autopar.families.unknown import INDEXED, NO_ATTENTION, NO_TOKENS, unsaid, usual_spec
+from autopar.families.unknown import NO_ATTENTION, NO_TOKENS, unsaid, usual_spec
 from autopar.records import shorten
 from autopar.run.model import ModelSpec
 
-_FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
+_FAMILIES: dict[str, type[Config]] = dict(
+    sorted({**DECODERS, **MIXTURES, **HYBRIDS, **OTHERS}.items())
+)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in files."""
 _LENGTH = "max_position_embeddings"
 _UNSAID = {
     **dict.fromkeys(
-        ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-         "mamba", "mamba2", "minimax", "nemotron_h", "qwen3_5", "qwen3_next", "recurrent_gemma",
-         "rwkv", "zamba", "zamba2"),
+        ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "recurrent_gemma", "rwkv",
+         "zamba", "zamba2"),
         NO_ATTENTION,
-    ),
-    **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"), INDEXED
     ),
     **dict.fromkeys(
         ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),

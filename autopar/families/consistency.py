@@ -19,6 +19,7 @@ from autopar.run.model import (
     LayerSpec,
     ModelSpec,
     parameter_count,
+    sizes_known,
 )
 
 
@@ -51,9 +52,7 @@ def checked_model(path: Path, spec: ModelSpec) -> ModelSpec:
         problem = f"the value is {spec.vocab_size}, expected at most {MOST_WORDS}"
         raise DocumentError(path, problem, key="vocab_size")
     parameters = (spec.vocab_size or 0) * spec.layers[0].hidden_size + sum(
-        layer.num_layers * parameter_count(layer)
-        for layer in spec.layers
-        if layer.num_heads is not None and layer.ffn_hidden_size is not None
+        layer.num_layers * parameter_count(layer) for layer in spec.layers if sizes_known(layer)
     )
     if parameters > MOST_PARAMETERS:
         raise DocumentError(

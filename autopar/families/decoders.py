@@ -17,6 +17,7 @@ from autopar.families.base import (
     Section,
     Switch,
     Whole,
+    WholeOrZero,
     divided_width,
     read_rotary,
     runs_of,
@@ -54,7 +55,7 @@ class Decoder(Config):
     rope_scaling: Section | None = None
     rope_parameters: Section | None = None
     partial_rotary_factor: Any = None
-    sliding_window: Whole | None = None
+    sliding_window: WholeOrZero | None = None
     layer_types: Any = None
 
     def spec(self, path: Path, name: str) -> ModelSpec:
@@ -125,8 +126,8 @@ class Decoder(Config):
         return False
 
     def window(self) -> int | None:
-        """Return the sliding window in tokens, or None."""
-        return self.sliding_window
+        """Return the sliding window in tokens; None without one, which some files give as 0."""
+        return self.sliding_window or None
 
     def _windows(self, path: Path) -> list[int | None]:
         """Return the attention window of each layer in tokens, None for full attention."""
@@ -181,7 +182,7 @@ class Qwen2(Decoder):
     max_window_layers: Any = None
 
     def window(self) -> int | None:
-        return self.sliding_window if self.use_sliding_window else None
+        return super().window() if self.use_sliding_window else None
 
     def is_narrow(self, place: int) -> bool:
         first = self.max_window_layers
@@ -269,6 +270,115 @@ class _SeedOss(Decoder):
     said_biases = True
 
 
+class _Arcee(Decoder):
+    """Decoder with an MLP of two matrices (squared ReLU)."""
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        return replace(super().layer(path, place), gated_mlp=False)
+
+
+class _Biased(_Arcee):
+    """Jais 2 and Nemotron: LayerNorms with biases, and an MLP of two matrices."""
+
+    norm_parameters = 4
+
+
+class _Ernie45(Decoder):
+    """Decoder whose linear layers all have biases if `use_bias` is set."""
+
+    tied = True
+
+    use_bias: Switch | None = None
+
+    def biases(self, path: Path) -> tuple[bool, bool]:
+        return bool(self.use_bias), False
+
+
+class _Exaone4(Decoder):
+    """Decoder with norms after attention and MLP alone, and a window in three of four layers."""
+
+    qk_norms = True
+
+    sliding_window_pattern: Any = 4
+
+    def is_narrow(self, place: int) -> bool:
+        every = self.sliding_window_pattern
+        return (place + 1) % (every if isinstance(every, int) else 4) > 0
+
+
+class _HyperClovaX(Decoder):
+    """Decoder with norms also after attention and MLP if `use_post_norm` is set."""
+
+    use_post_norm: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        norms = 4 if self.use_post_norm else None
+        return replace(
+            super().layer(path, place), num_norms=norms, norm_parameters_per_hidden=norms or 2
+        )
+
+
+class _VaultGemma(_Gemma):
+    """Gemma 2 without norms after attention and MLP."""
+
+    sliding_window: WholeOrZero | None = 512
+
+    def is_narrow(self, place: int) -> bool:
+        return (place + 1) % 2 > 0
+
+
+class _Cohere(Decoder):
+    """Attention and MLP in parallel behind one LayerNorm without bias."""
+
+    tied = True
+    num_norms = 1
+    norm_parameters = 1
+
+    use_qk_norm: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        norms = bool(self.use_qk_norm)
+        return replace(super().layer(path, place), qk_norms=norms, wide_qk_norms=norms)
+
+
+class _Cohere2(_Cohere):
+    """Windows in three of four layers; the others have no positions."""
+
+    base = None
+
+    sliding_window: WholeOrZero | None = 4096
+    sliding_window_pattern: Whole | None = None
+
+    def is_narrow(self, place: int) -> bool:
+        return (place + 1) % (self.sliding_window_pattern or 4) > 0
+
+
+class _StableLm(Decoder):
+    """LayerNorms with biases; attention and MLP in parallel if `use_parallel_residual` is set."""
+
+    base = None
+
+    use_qkv_bias: Switch | None = None
+    qk_layernorm: Switch | None = None
+    use_parallel_residual: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        if self.qk_layernorm:
+            raise DocumentError(
+                path,
+                "the value is true, but a norm of its own for every head is not supported",
+                key="qk_layernorm",
+                remedy="Describe the model in a model.json",
+            )
+        norms = 1 if self.use_parallel_residual else 2
+        return replace(
+            super().layer(path, place), num_norms=norms, norm_parameters_per_hidden=2 * norms
+        )
+
+    def biases(self, path: Path) -> tuple[bool, bool]:
+        return False, bool(self.use_qkv_bias)
+
+
 class _SmolLm3(Decoder):
     """Decoder without positions in every fourth layer."""
 
@@ -277,14 +387,26 @@ class _SmolLm3(Decoder):
 
 
 DECODERS: dict[str, type[Config]] = {
+    "arcee": _Arcee,
+    "cohere": _Cohere,
+    "cohere2": _Cohere2,
+    "cwm": Decoder,
+    "ernie4_5": _Ernie45,
+    "exaone4": _Exaone4,
     "gemma": _Gemma,
     "gemma2": _Gemma2,
     "gemma3_text": _Gemma3,
     "glm": _Glm,
     "glm4": _Glm4,
     "granite": Decoder,
+    "helium": Decoder,
+    "hyperclovax": _HyperClovaX,
+    "jais2": _Biased,
     "llama": Decoder,
+    "ministral": Decoder,
+    "ministral3": Decoder,
     "mistral": Mistral,
+    "nemotron": _Biased,
     "olmo": _Olmo,
     "olmo2": _Olmo2,
     "olmo3": _Olmo3,
@@ -299,5 +421,7 @@ DECODERS: dict[str, type[Config]] = {
     "qwen3_vl_text": Qwen3,
     "seed_oss": _SeedOss,
     "smollm3": _SmolLm3,
+    "stablelm": _StableLm,
+    "vaultgemma": _VaultGemma,
 }
 """Families by `model_type`."""

@@ -86,7 +86,7 @@ class _Olmoe(Decoder):
         )
 
 
-class _Qwen3Moe(Qwen3):
+class Qwen3Moe(Qwen3):
     """Experts in each `decoder_sparse_step`-th layer that is not listed as dense."""
 
     mixture = True
@@ -94,6 +94,7 @@ class _Qwen3Moe(Qwen3):
     # transformers 5 writes the second name.
     other_names: ClassVar = {"num_experts": "num_local_experts"}
 
+    head_dim: Whole | None = None
     num_experts: Whole
     num_experts_per_tok: Whole
     moe_intermediate_size: Whole
@@ -115,13 +116,12 @@ class _Qwen3Moe(Qwen3):
         )
 
 
-class _Qwen2Moe(_Qwen3Moe):
+class _Qwen2Moe(Qwen3Moe):
     """Qwen3-MoE layers with a gated shared expert, QKV biases, and no query and key norms."""
 
     qkv_biases = True
     qk_norms = False
 
-    head_dim: Whole | None = None
     shared_expert_intermediate_size: Whole
 
     def layer(self, path: Path, place: int) -> LayerSpec:
@@ -175,12 +175,13 @@ class _Behind(DenseFirst):
     n_routed_experts: Whole
     num_experts_per_tok: Whole
     moe_intermediate_size: Whole
+    mlp_layer_types: Any = None
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         layer = super().layer(path, place)
         first = self._said("first_k_dense_replace", self.dense)
         shared = self._said("n_shared_experts", self.shared)
-        if place < first or not self.turns(path, place):
+        if self._is_dense(path, place, first):
             return layer
         return replace(
             layer,
@@ -190,9 +191,54 @@ class _Behind(DenseFirst):
             shared_expert_width=shared * self.moe_intermediate_size,
         )
 
+    def _is_dense(self, path: Path, place: int, first: int) -> bool:
+        """Return True for a layer with one MLP; `mlp_layer_types` of the file takes precedence."""
+        kinds = self.mlp_layer_types
+        if kinds is None:
+            return place < first or not self.turns(path, place)
+        number = self.num_hidden_layers
+        if not isinstance(kinds, list) or len(kinds) != number:
+            raise DocumentError(
+                path, f"expected a list of {number} kinds of MLPs", key="mlp_layer_types"
+            )
+        return bool(kinds[place] == "dense")
+
     def _said(self, key: str, silent: int) -> int:
         """Return the number under a key of the file, 0 for null, `silent` if the key is missing."""
         return int(getattr(self, key) or 0) if key in self.given else silent
+
+
+class _Latent(Decoder):
+    """Dense decoder with multi-head latent attention."""
+
+    base = None
+    tied = True
+    qk_norms = True
+
+    q_lora_rank: Whole | None = None
+    kv_lora_rank: Whole
+    qk_nope_head_dim: Whole
+    qk_rope_head_dim: Whole
+    v_head_dim: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        return _with_latent(super().layer(path, place), self)
+
+    def head_width(self, path: Path) -> int | None:
+        return None
+
+
+def _with_latent(layer: LayerSpec, config: _Latent | _Deepseek) -> LayerSpec:
+    """Return a layer with the latent attention of a file."""
+    latent = LatentSpec(
+        query_rank=config.q_lora_rank,
+        key_value_rank=config.kv_lora_rank,
+        key_width=config.qk_nope_head_dim,
+        rotary_width=config.qk_rope_head_dim,
+        value_width=config.v_head_dim,
+    )
+    # Keys and values are expanded to all heads, whatever their number in the file.
+    return replace(layer, num_kv_heads=None, latent=latent)
 
 
 class _Deepseek(_Behind):
@@ -208,25 +254,138 @@ class _Deepseek(_Behind):
     v_head_dim: Whole
 
     def layer(self, path: Path, place: int) -> LayerSpec:
-        latent = LatentSpec(
-            query_rank=self.q_lora_rank,
-            key_value_rank=self.kv_lora_rank,
-            key_width=self.qk_nope_head_dim,
-            rotary_width=self.qk_rope_head_dim,
-            value_width=self.v_head_dim,
-        )
-        # Keys and values are expanded to all heads, whatever their number in the file.
-        return replace(super().layer(path, place), num_kv_heads=None, latent=latent)
+        return _with_latent(super().layer(path, place), self)
 
     def head_width(self, path: Path) -> int | None:
         return None
+
+
+class _Glm4MoeLite(_Deepseek):
+    dense = 1
+    shared = 1
+
+
+class _SolarOpen(_Behind):
+    """Experts and a shared expert in every layer; no MLP has `intermediate_size`."""
+
+    shared = 1
+
+    intermediate_size: Whole = 1
+
+
+class _ExaoneMoe(_Behind):
+    """Norms of queries and keys, and a window in three of four layers."""
+
+    dense = 1
+    shared = 1
+    qk_norms = True
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+    other_names: ClassVar = {
+        "n_routed_experts": "num_experts",
+        "n_shared_experts": "num_shared_experts",
+    }
+
+    sliding_window_pattern: Any = 4
+
+    def is_narrow(self, place: int) -> bool:
+        every = self.sliding_window_pattern
+        return (place + 1) % (every if isinstance(every, int) else 4) > 0
+
+
+class _HyV3(_Behind):
+    """Hunyuan 3: norms of queries and keys, one dense layer, then experts and a shared one."""
+
+    dense = 1
+    shared = 1
+    qk_norms = True
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+    other_names: ClassVar = _ExaoneMoe.other_names
+
+
+class _Dots1(_Behind):
+    """Norms of queries and keys, dense first layers, then experts and shared experts."""
+
+    qk_norms = True
+
+
+class _Ernie45Moe(Decoder):
+    """Experts from one layer on, in each `moe_layer_interval`-th, with shared experts."""
+
+    mixture = True
+    tied = True
+    keys: ClassVar = {
+        **Config.keys, "num_experts": "moe_num_experts", "experts_per_token": "moe_k"
+    }  # fmt: skip
+
+    use_bias: Switch | None = None
+    moe_num_experts: Whole
+    moe_k: Whole
+    moe_intermediate_size: Whole
+    moe_num_shared_experts: WholeOrZero | None = None
+    moe_layer_start_index: WholeOrZero = 1
+    moe_layer_end_index: Any = None
+    moe_layer_interval: Whole = 1
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        last = self.moe_layer_end_index
+        end = last if isinstance(last, int) and last >= 0 else self.num_hidden_layers - 1
+        inside = self.moe_layer_start_index <= place <= end
+        if not inside or (place + 1) % self.moe_layer_interval:
+            return layer
+        return replace(
+            layer,
+            ffn_hidden_size=self.moe_intermediate_size,
+            num_experts=self.moe_num_experts,
+            experts_per_token=self.moe_k,
+            shared_expert_width=(self.moe_num_shared_experts or 0) * self.moe_intermediate_size,
+            router_biases=True,
+        )
+
+    def biases(self, path: Path) -> tuple[bool, bool]:
+        return bool(self.use_bias), False
+
+
+class _GraniteMoe(_Mixtral):
+    """Experts in every layer, and in some models a shared expert."""
+
+    base = 1e4
+
+    shared_intermediate_size: WholeOrZero | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        shared = self.shared_intermediate_size or 0
+        return replace(super().layer(path, place), shared_expert_width=shared)
+
+
+class _PhiMoe(_Mixtral):
+    """LayerNorms with biases, and in some models biases of attention and of the head."""
+
+    base = None
+    norm_parameters = 4
+    said_biases = True
+
+    lm_head_bias: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        if self.attention_bias:
+            raise DocumentError(
+                path,
+                "the value is true, but biases of the output projection alone are not supported",
+                key="attention_bias",
+                remedy="Describe the model in a model.json",
+            )
+        return super().layer(path, place)
+
+    def beside(self) -> dict[str, Any]:
+        return {"extra_head_parameters": self.vocab_size if self.lm_head_bias else 0}
 
 
 class _DeepseekV2(_Deepseek):
     shared = 2
 
 
-class _DeepseekV3(_Deepseek):
+class DeepseekV3(_Deepseek):
     dense = 3
     shared = 1
 
@@ -299,17 +458,30 @@ class _Llama4(Decoder):
 
 MIXTURES: dict[str, type[Config]] = {
     "deepseek_v2": _DeepseekV2,
-    "deepseek_v3": _DeepseekV3,
+    "deepseek_v3": DeepseekV3,
+    "dots1": _Dots1,
+    "ernie4_5_moe": _Ernie45Moe,
+    "exaone_moe": _ExaoneMoe,
+    "flex_olmo": _Olmoe,
     "glm4_moe": _Glm4Moe,
+    "glm4_moe_lite": _Glm4MoeLite,
     "glm4v_moe_text": _Glm4Moe,
     "gpt_oss": _GptOss,
+    "granitemoe": _GraniteMoe,
+    "granitemoeshared": _GraniteMoe,
+    "hy_v3": _HyV3,
     "kimi_k2": _Deepseek,
     "llama4_text": _Llama4,
+    "mellum": Qwen3Moe,
+    "minicpm3": _Latent,
     "minimax_m2": _MiniMaxM2,
     "mixtral": _Mixtral,
     "olmoe": _Olmoe,
+    "phimoe": _PhiMoe,
     "qwen2_moe": _Qwen2Moe,
-    "qwen3_moe": _Qwen3Moe,
-    "qwen3_vl_moe_text": _Qwen3Moe,
+    "qwen3_moe": Qwen3Moe,
+    "qwen3_vl_moe_text": Qwen3Moe,
+    "solar_open": _SolarOpen,
+    "youtu": _Latent,
 }
 """Families by `model_type`."""

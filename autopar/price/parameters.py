@@ -89,7 +89,7 @@ def _mamba_weights(at: RankLayer, mamba: Mamba) -> Iterator[Weight]:
         yield Weight(name=name, shape=(mamba.heads // tp,), wide=True)
     yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
     yield from _linear("mixer in", mamba.projected // tp, hidden)
-    yield from _vectors("mixer gated norm", mamba.inner // tp)
+    yield from _vectors("mixer gated norm", mamba.inner // tp if mamba.gated_norm else 0)
     yield from _linear("mixer out", hidden, mamba.inner // tp)
 
 

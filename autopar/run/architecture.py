@@ -103,6 +103,8 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
     """Tokens that the causal convolution reads."""
     chunk: Positive = 128
     """Tokens per chunk of the scan."""
+    gated_norm: bool = True
+    """True if the gated output passes an RMSNorm."""
 
     @property
     def inner(self) -> int:
@@ -118,6 +120,15 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
     def projected(self) -> int:
         """Output width of the input projection: gate, convolved channels, one step per head."""
         return self.inner + self.convolved + self.heads
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters of the mixer: projections, convolution with biases, heads, norm.
+
+        Every head has a decay, a skip and a bias of its step (arXiv 2405.21060, section 7).
+        """
+        channels = (self.kernel + 1) * self.convolved
+        norm = self.inner if self.gated_norm else 0
+        return hidden * (self.projected + self.inner) + channels + 3 * self.heads + norm
 
 
 class Mlp(Record, tag_field="kind", tag="mlp"):
@@ -387,7 +398,13 @@ def without_window(layer: Layer) -> Layer:
     attention = layer.attention
     if attention is None or attention.window is None:
         return layer
-    return replace(layer, mixers=(replace(attention, window=None),))
+    return with_attention(layer, replace(attention, window=None))
+
+
+def with_attention(layer: Layer, attention: Attention) -> Layer:
+    """Return the layer with its attention replaced."""
+    mixers = (attention if isinstance(one, Attention) else one for one in layer.mixers)
+    return replace(layer, mixers=tuple(mixers))
 
 
 def windows_of(model: Model) -> tuple[int | None, int]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from autopar.errors import InputError
 from autopar.records import Record, Seconds, number, whole_number
+from autopar.run.architecture import Mamba
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -53,6 +54,66 @@ class LatentSpec(Record, checked=True):
     value_width: _Size
 
 
+class DeltaSpec(Record, checked=True, tag_field="kind", tag="delta"):
+    """A gated delta net (arXiv 2412.06464): linear attention with a decay and a gate.
+
+    Queries and keys have `key_heads`; values, decays and gates have `value_heads`.
+    """
+
+    key_heads: _Size
+    value_heads: _Size
+    key_width: _Size
+    value_width: _Size
+    kernel: _Size = 4
+    """Tokens that the causal convolution of queries, keys and values reads."""
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: projections, convolution, decay and step of heads, norm."""
+        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
+        projected = 2 * keys + 2 * values + 2 * self.value_heads
+        channels = self.kernel * (2 * keys + values)
+        return hidden * (projected + values) + channels + 2 * self.value_heads + self.value_width
+
+
+class ConvolutionSpec(Record, checked=True, tag_field="kind", tag="convolution"):
+    """A gated short convolution of the hidden size (LFM2)."""
+
+    kernel: _Size
+    """Tokens that the convolution reads."""
+    biases: bool = False
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: input projection to three parts, convolution, output."""
+        return 4 * hidden * hidden + self.kernel * hidden + (5 * hidden if self.biases else 0)
+
+
+class LightningSpec(Record, checked=True, tag_field="kind", tag="lightning"):
+    """Lightning attention (arXiv 2501.08313): linear attention in blocks, with an output gate."""
+
+    heads: _Size
+    width: _Size
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: queries, keys, values, gate and output, and a norm."""
+        inner = self.heads * self.width
+        return 5 * hidden * inner + inner
+
+
+class IndexerSpec(Record, checked=True):
+    """Indexer of sparse attention (DeepSeek-V3.2): scores that choose the keys of a query."""
+
+    heads: _Size
+    width: _Size
+    topk: _Size
+    """Keys that a query attends to."""
+
+
+_Mixer = Mamba | DeltaSpec | ConvolutionSpec | LightningSpec
+_MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
+_Mixers = Annotated[tuple[_Mixer, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
+_INDEXER = '{"heads": ..., "width": ..., "topk": ...}'
+_Indexer = Annotated[IndexerSpec, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
+Parts = Literal["both", "mixer", "mlp"]
 _WIDTHS = '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}'
 _Latent = Annotated[
     LatentSpec, Meta(extra={"expected": f"the widths of latent attention, {_WIDTHS}"})
@@ -93,6 +154,8 @@ class LayerSpec(Record, checked=True):
     """True if a trained vector of the hidden size gates the output of the shared expert."""
     router_biases: bool = False
     """True if the router adds a trained bias per expert."""
+    expert_latent: _Size | None = None
+    """Width to which tokens are projected before the experts; None for the hidden size."""
     latent: _Latent | None = None
     """Widths of multi-head latent attention; None for heads of `head_dim`. With it, `qk_norms` are
     the norms of the compressed queries and of the compressed keys and values."""
@@ -114,6 +177,14 @@ class LayerSpec(Record, checked=True):
     num_norms: _Size | None = None
     """Number of norms per layer; None for one before each part (two, or three with
     cross-attention)."""
+    parts: Parts = "both"
+    """Parts of the layer: a mixer and an MLP, or in some hybrid models only one of them."""
+    mixers: _Mixers = ()
+    """Mixers other than attention. Layers with `num_heads` have attention in parallel."""
+    output_gate: bool = False
+    """True if a projection of the input gates the output of attention."""
+    indexer: _Indexer | None = None
+    """Indexer that chooses the keys of latent attention; None for all keys."""
 
 
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
@@ -139,6 +210,8 @@ class ModelSpec(Record, checked=True):
     rotary_scaling_factor: _Ratio | None = None
     """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling.
     Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
+    no_positions: bool = False
+    """True if attention has neither rotary nor learned positions."""
     yarn_positions: bool = False
     """True if YaRN stretches the rotary positions."""
     make_vocab_size_divisible_by: _Size = 128
@@ -152,6 +225,11 @@ class ModelSpec(Record, checked=True):
     """Number of MTP layers after the last layer, each with one layer like the last."""
     interleaved: bool = False
     """True if layer types alternate one by one; all types then have the same number of layers."""
+    order: tuple[_SizeOrZero, ...] = ()
+    """Layer type of every layer in execution order, counted from 0; empty for the order of
+    `layers`."""
+    mtp_order: tuple[_SizeOrZero, ...] = ()
+    """Layer types of one MTP layer; empty for the type of the last layer."""
 
     @property
     def num_layers(self) -> int:
@@ -168,6 +246,8 @@ class ModelSpec(Record, checked=True):
     @property
     def layer_types(self) -> tuple[int, ...]:
         """Layer type index of every layer, in execution order."""
+        if self.order:
+            return self.order
         runs = ([k] * layer.num_layers for k, layer in enumerate(self.layers))
         if self.interleaved:
             return tuple(chain.from_iterable(zip(*runs, strict=True)))
@@ -315,12 +395,24 @@ def head_dim(layer: LayerSpec) -> int:
 
 def layer_norms(layer: LayerSpec) -> int:
     """Return the number of norms of the hidden size in one layer."""
-    return layer.num_norms or (3 if layer.cross_attention else 2)
+    usual = 1 if layer.parts != "both" else 3 if layer.cross_attention else 2
+    return layer.num_norms or usual
 
 
 def final_norm_parameters(layer: LayerSpec) -> int:
     """Return the parameter count of a final norm, which has the size of one norm of `layer`."""
     return layer.norm_parameters_per_hidden // layer_norms(layer) * layer.hidden_size
+
+
+def has_attention(layer: LayerSpec) -> bool:
+    """Return True if a layer has attention, alone or in parallel with its other mixers."""
+    return layer.parts != "mlp" and not (layer.mixers and layer.num_heads is None)
+
+
+def sizes_known(layer: LayerSpec) -> bool:
+    """Return True if heads and MLP width are known for the parts of a layer."""
+    heads = layer.num_heads is not None or not has_attention(layer)
+    return heads and (layer.ffn_hidden_size is not None or layer.parts == "mixer")
 
 
 def parameter_count(layer: LayerSpec) -> int:
@@ -331,23 +423,37 @@ def parameter_count(layer: LayerSpec) -> int:
     norms are added. E experts have E MLPs, a router of hE (plus E biases) and the shared expert.
     Latent attention is counted by `_latent_parameters`. Raises InputError if a or f is unknown.
     """
-    attention = attention_weights(layer)
-    if layer.ffn_hidden_size is None:
-        raise InputError("the width of the MLP is unknown", remedy="Add --model with a model spec")
     h = layer.hidden_size
-    mlp = _mlp_parameters(layer, layer.ffn_hidden_size)
-    if layer.num_experts is not None:
-        mlp = layer.num_experts * (mlp + h + layer.router_biases)
-        if layer.shared_expert_width:
-            mlp += _mlp_parameters(layer, layer.shared_expert_width) + h * layer.shared_expert_gate
-    blocks = 2 if layer.cross_attention else 1
-    return blocks * attention + mlp + layer.norm_parameters_per_hidden * h
+    mixers = sum(one.parameter_count(h) for one in layer.mixers)
+    if has_attention(layer):
+        mixers += (2 if layer.cross_attention else 1) * attention_weights(layer)
+    mlp = 0
+    if layer.parts != "mixer":
+        if layer.ffn_hidden_size is None:
+            raise InputError(
+                "the width of the MLP is unknown", remedy="Add --model with a model spec"
+            )
+        mlp = _expert_parameters(layer, layer.ffn_hidden_size)
+    return mixers + mlp + layer.norm_parameters_per_hidden * h
 
 
-def _mlp_parameters(layer: LayerSpec, width: int) -> int:
+def _expert_parameters(layer: LayerSpec, width: int) -> int:
+    """Return the parameters of a dense MLP, or of all experts of a layer with their router."""
+    h, inner = layer.hidden_size, layer.expert_latent or layer.hidden_size
+    if layer.num_experts is None:
+        return _mlp_parameters(layer, width, h)
+    each = _mlp_parameters(layer, width, inner)
+    mlp = layer.num_experts * (each + h + layer.router_biases)
+    if layer.expert_latent is not None:
+        mlp += 2 * h * inner
+    if layer.shared_expert_width:
+        mlp += _mlp_parameters(layer, layer.shared_expert_width, h) + h * layer.shared_expert_gate
+    return mlp
+
+
+def _mlp_parameters(layer: LayerSpec, width: int, hidden: int) -> int:
     up = 2 if layer.gated_mlp else 1
-    h = layer.hidden_size
-    return (up + 1) * h * width + ((up * width + h) if layer.biases else 0)
+    return (up + 1) * hidden * width + ((up * width + hidden) if layer.biases else 0)
 
 
 def attention_weights(layer: LayerSpec) -> int:
@@ -364,6 +470,8 @@ def attention_weights(layer: LayerSpec) -> int:
         count += qkv
     if layer.biases:
         count += h
+    if layer.output_gate:
+        count += h * heads * width
     if layer.qk_norms:
         count += (heads + kv_heads if layer.wide_qk_norms else 2) * width
     return count
@@ -382,6 +490,11 @@ def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: 
     count += h * latent.rotary_width + heads * latent.value_width * h
     if layer.qk_norms:
         count += (latent.query_rank or 0) + rank
+    if layer.indexer is not None:
+        # queries from their latent, one key and one weight per head, and a LayerNorm of the key
+        own = layer.indexer
+        count += (latent.query_rank or h) * own.heads * own.width
+        count += h * (own.width + own.heads) + 2 * own.width
     return count
 
 
@@ -422,9 +535,12 @@ def mtp_parameter_count(spec: ModelSpec) -> int:
     Each has a projection of 2*h*h, three norms and one layer like the last (arXiv 2412.19437,
     section 2.2).
     """
-    last = spec.layers[-1]
+    if not spec.mtp_layers:
+        return 0
+    last = spec.layers[spec.layer_types[-1]]
+    kinds = [spec.layers[kind] for kind in spec.mtp_order] or [last]
     projection = 2 * last.hidden_size**2 + 3 * final_norm_parameters(last)
-    return spec.mtp_layers * (projection + parameter_count(last)) if spec.mtp_layers else 0
+    return spec.mtp_layers * (projection + sum(map(parameter_count, kinds)))
 
 
 def model_parameter_count(spec: ModelSpec, *, mtp: bool = True) -> int:

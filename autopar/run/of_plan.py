@@ -17,12 +17,25 @@ from autopar.run.architecture import (
     HeadNorms,
     LatentAttention,
     Layer,
+    Mamba,
+    Mixer,
     Mlp,
     Model,
     grouped,
     refuse_unlike,
+    with_attention,
 )
-from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
+from autopar.run.model import (
+    ConvolutionSpec,
+    DeltaSpec,
+    LayerSpec,
+    LightningSpec,
+    ModelSpec,
+    has_attention,
+    head_dim,
+    layer_norms,
+    sizes_known,
+)
 from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
 from autopar.run.runtime import (
@@ -66,13 +79,18 @@ def model_of_spec(spec: ModelSpec) -> Model:
         vocab=spec.vocab_size,
         vocab_divisor=spec.make_vocab_size_divisible_by,
         tied=spec.tied_embeddings,
-        positions="learned" if spec.learned_positions else "rotary",
+        positions="learned"
+        if spec.learned_positions
+        else "none"
+        if spec.no_positions
+        else "rotary",
         max_positions=spec.position_rows,
         rotary_base=spec.rotary_base,
         rotary_scaling=spec.rotary_scaling_factor,
         extra_embedding=spec.extra_embedding_parameters,
         extra_head=spec.extra_head_parameters,
         mtp=spec.mtp_layers,
+        mtp_block=tuple(_layer_of_spec(spec, spec.layers[k], None) for k in spec.mtp_order),
     )
 
 
@@ -116,23 +134,63 @@ def _as_told(layer: Layer) -> Layer:
     if attention is not None:
         head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
         own = replace(attention, sinks=False, head_norms=head_norms)
-        layer = replace(layer, mixers=(own,))
+        layer = with_attention(layer, own)
     if experts is not None:
         layer = replace(layer, mlp=replace(experts, shared_gate=False, router_biases=False))
     return layer
 
 
 def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Layer:
-    if layer.num_heads is None or layer.ffn_hidden_size is None:
+    if not sizes_known(layer):
         raise InputError(
             f"model {spec.name!r}: heads and MLP width are unknown",
             remedy="Add --model with a model spec",
         )
-    norms, latent = layer_norms(layer), layer.latent
+    mixers: list[Mixer] = [one for one in layer.mixers if isinstance(one, Mamba)]
+    if len(mixers) < len(layer.mixers) or layer.output_gate or layer.indexer is not None:
+        raise InputError(
+            f"model {spec.name!r}: {_unpriced(layer)} is counted, but time and memory are unknown",
+            remedy="Use a model with attention and Mamba-2 alone",
+        )
+    norms = layer_norms(layer)
+    if has_attention(layer):
+        mixers.insert(0, _attention_of_spec(spec, layer, window))
+    own_length = layer.seq_length != spec.layers[-1].seq_length
+    return Layer(
+        hidden=layer.hidden_size,
+        mixers=tuple(mixers),
+        mlp=None if layer.ffn_hidden_size is None else _mlp_of_spec(layer, layer.ffn_hidden_size),
+        cross=layer.cross_attention,
+        norm="rms" if layer.norm_parameters_per_hidden == norms else "layer",
+        norms=norms,
+        biases=layer.biases,
+        seq_length=layer.seq_length if own_length else None,
+    )
+
+
+_UNPRICED = {
+    DeltaSpec: "a gated delta net",
+    ConvolutionSpec: "a short convolution",
+    LightningSpec: "lightning attention",
+}
+
+
+def _unpriced(layer: LayerSpec) -> str:
+    """Return the name of a layer's part that has no price."""
+    others = [name for kind, name in _UNPRICED.items() for one in layer.mixers if type(one) is kind]
+    if layer.indexer is not None:
+        others.append("attention to tokens chosen by an indexer")
+    return others[0] if others else "a gate of attention's output"
+
+
+def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Attention:
+    latent = layer.latent
+    assert layer.num_heads is not None, "asked of layers with known sizes alone"
     # Encoder-decoders (T5) add biases to the scores instead of turning queries and keys.
-    rotary = not spec.learned_positions and not any(one.cross_attention for one in spec.layers)
+    none = spec.learned_positions or spec.no_positions
+    rotary = not none and not any(one.cross_attention for one in spec.layers)
     width = head_dim(layer)
-    attention = Attention(
+    return Attention(
         heads=layer.num_heads,
         kv_heads=layer.num_kv_heads or layer.num_heads,
         width=width,
@@ -153,30 +211,23 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             rotary_width=latent.rotary_width,
         ),
     )
-    mlp: Mlp | Experts = Mlp(width=layer.ffn_hidden_size, gated=layer.gated_mlp)
-    if layer.num_experts is not None:
-        mlp = Experts(
-            number=layer.num_experts,
-            per_token=layer.experts_per_token or layer.num_experts,
-            width=layer.ffn_hidden_size,
-            gated=layer.gated_mlp,
-            shared_width=layer.shared_expert_width,
-            shared_gate=layer.shared_expert_gate,
-            router_biases=layer.router_biases,
-            clamped=layer.clamped_activation,
-            groups=layer.expert_groups,
-            groups_per_token=layer.groups_per_token,
-        )
-    own_length = layer.seq_length != spec.layers[-1].seq_length
-    return Layer(
-        hidden=layer.hidden_size,
-        mixers=(attention,),
-        mlp=mlp,
-        cross=layer.cross_attention,
-        norm="rms" if layer.norm_parameters_per_hidden == norms else "layer",
-        norms=norms,
-        biases=layer.biases,
-        seq_length=layer.seq_length if own_length else None,
+
+
+def _mlp_of_spec(layer: LayerSpec, width: int) -> Mlp | Experts:
+    if layer.num_experts is None:
+        return Mlp(width=width, gated=layer.gated_mlp)
+    return Experts(
+        number=layer.num_experts,
+        per_token=layer.experts_per_token or layer.num_experts,
+        width=width,
+        gated=layer.gated_mlp,
+        shared_width=layer.shared_expert_width,
+        shared_gate=layer.shared_expert_gate,
+        router_biases=layer.router_biases,
+        latent=layer.expert_latent,
+        clamped=layer.clamped_activation,
+        groups=layer.expert_groups,
+        groups_per_token=layer.groups_per_token,
     )
 
 

@@ -175,8 +175,8 @@ def refused(tmp_path: Path, config: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "qwen3_next"}, "recurrence instead of attention"),
-        ({"model_type": "deepseek_v32"}, "an indexer"),
+        ({"model_type": "jamba"}, "recurrence instead of attention"),
+        ({"model_type": "qwen3_next"}, "key 'linear_num_key_heads': this key is missing"),
         ({"layer_types": ["full_attention"]}, "expected a list of 36 kinds of layers"),
         (
             {"layer_types": ["linear_attention"] * 27 + ["full_attention"] * 9},

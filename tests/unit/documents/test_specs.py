@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -491,3 +492,35 @@ def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:
     kept = [activation_bytes(one, 4096, 1, kernels="fused") for one in (layer, plain)]
     # what the norms read, and 4 bytes of each head
     assert kept[0] - kept[1] == 4096 * (16 + 8) * (128 * 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"order": [0, 1, 2]}, "the value 2 is no layer type, expected 0 to 1"),
+        ({"order": [0, 1, 1]}, "the value is 2, but order has 1 layers of this type"),
+        ({"order": [0, 1, 0, 1], "interleaved": True}, "contradicts interleaved"),
+        ({"mtp_order": [5]}, "the value 5 is no layer type"),
+    ],
+)
+def test_an_order_agrees_with_the_types(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Every layer has a type, and every type its number of layers."""
+    layer = {"num_layers": 2, "seq_length": 128, "hidden_size": 64, "num_heads": 4}
+    mixer = {"kind": "mamba", "heads": 8, "width": 16, "state": 16, "groups": 2}
+    document = {
+        "format": "autopar-model",
+        "version": 1,
+        "name": "small",
+        "vocab_size": 1000,
+        "layers": [
+            {**layer, "ffn_hidden_size": 256},
+            {"num_layers": 2, "seq_length": 128, "hidden_size": 64, "parts": "mixer",
+             "mixers": [mixer], "norm_parameters_per_hidden": 1},
+        ],
+    }  # fmt: skip
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**document, "order": [0, 1, 0, 1]}), encoding="utf-8")
+    assert load_spec(str(path)).layer_types == (0, 1, 0, 1)
+    path.write_text(json.dumps({**document, **change}), encoding="utf-8")
+    with pytest.raises(DocumentError, match=said):
+        load_spec(str(path))

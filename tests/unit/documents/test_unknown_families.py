@@ -167,9 +167,7 @@ def test_keys_without_a_usual_meaning_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "qwen3_5_moe", "text_config": {**DENSE, "model_type": "qwen3_5_moe_text"}},
-         "recurrence"),
-        ({**DENSE, "model_type": "qwen3_5_text"}, "recurrence"),
+        ({**DENSE, "model_type": "zamba2"}, "recurrence"),
         ({**DENSE, "layer_types": ["conv", "full_attention"] * 6}, "recurrence"),
         ({**DENSE, "layer_types": ["linear_attention", "full_attention"] * 6}, "recurrence"),
         ({**DENSE, "mamba_d_state": 128}, "recurrence"),

@@ -252,7 +252,7 @@ NANO: dict[str, Any] = {
     "--grad-reduce-in-bf16": True, "--cross-entropy-loss-fusion": True,
     "--cross-entropy-fusion-impl": "te", "--no-create-attention-mask-in-dataloader": True,
 }  # fmt: skip
-"""Nemotron 3 Nano as Megatron-Bridge's recipe for 16 H100 has it."""
+"""Nemotron 3 Nano in Megatron-Bridge's recipe for 16 H100."""
 
 
 def nano_bytes(modules: str, *, first: bool = False) -> int:
