@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
 from autopar.records import replace
-from autopar.run.model import ModelSpec
+from autopar.run.model import ModelSpec, refuse_hybrid
 
 WHAT, HOW, MACHINE = "What to measure", "How to measure", "Machine"
 FILES, SIZES = "Files", "Sizes of the model"
@@ -169,6 +169,7 @@ class SizeOptions:
             hidden_size=hidden_size if own is None else (own,),
             **widths,
         )
+        refuse_hybrid(spec, "the profiler")
         return spec if vocab_size is None else replace(spec, vocab_size=vocab_size)
 
 

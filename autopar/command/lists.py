@@ -117,7 +117,8 @@ def model_rows() -> list[dict[str, Any]]:
     rows = []
     for name in model_names():
         spec = load_spec(name)
-        layer = spec.layers[0]
+        # a hybrid may begin with a layer without attention
+        layer = next((one for one in spec.layers if one.num_heads), spec.layers[0])
         # the first layers of DeepSeek, GLM, Kimi and Llama 4 are dense
         experts = next((one for one in spec.layers if one.num_experts), layer)
         layers = sum(kind.num_layers * parameter_count(kind) for kind in spec.layers)
@@ -213,7 +214,7 @@ _OLDER = frozenset(
     {
         *("bert-base", "bert-huge-32", "bert-large", "gpt-0.3b", "gpt-2.7b", "gpt-6.7b", "gpt2-xl"),
         *("llama-30b", "llama2-13b", "llama2-70b", "llama2-7b", "deepseek-v2-lite"),
-        *("mistral-7b", "t5-3b", "t5-large"),
+        *("mistral-7b", "mixtral-8x22b", "t5-3b", "t5-large"),
     }
 )
 """Models that `autopar models` lists only with `--all`."""

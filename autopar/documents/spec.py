@@ -316,17 +316,25 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
     document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": given.pop("name")}
     if source is not None:
         document["source"] = source
-    layers = [_given(layer) for layer in given.pop("layers")]
+    layers = given.pop("layers")
     write_json(path, {**document, "layers": layers, **given})
 
 
 def _given(record: Record) -> dict[str, Any]:
     """Return the fields of a record whose values differ from their defaults, also nested ones."""
-    return {
-        field.name: _given(value) if isinstance(value, Record) else value
+    own = record.__struct_config__
+    tag = {} if own.tag_field is None else {own.tag_field: own.tag}
+    return tag | {
+        field.name: _plain(value)
         for field in fields(record)
         if (value := getattr(record, field.name)) != field.default
     }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*map(_plain, value)]
+    return _given(value) if isinstance(value, Record) else value
 
 
 # --- overrides -----------------------------------------------------------------------------

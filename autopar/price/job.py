@@ -92,7 +92,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         overlap_tensor=runtime.overlap.tensor,
         overlap_gradients=runtime.overlap.gradients,
         mtp=model.mtp,
-        mtp_block=tuple(_block(run, at, 1) for at in run.mtp_layers) if model.mtp_block else (),
+        mtp_block=tuple(_mtp_block(run)) if model.mtp_block else (),
         stage_mtp=tuple(sum(chunk.mtp for chunk in stage) for stage in stages)
         if model.mtp and staged
         else (),
@@ -174,6 +174,13 @@ def _blocks(run: Run) -> Iterator[Block]:
         layers = (run.rank_layers[layer] for chunk in chunks for layer in chunk.layers)
         for at, alike in groupby(layers):
             yield _block(run, at, len(list(alike)))
+
+
+def _mtp_block(run: Run) -> Iterator[Block]:
+    """Yield the layers of one MTP layer, recomputed like the last layer of the model."""
+    again = run.rank_layers[-1].split.recompute
+    for at in run.mtp_layers:
+        yield _block(run, at.recomputing(again), 1)
 
 
 def _block(run: Run, at: RankLayer, number: int) -> Block:

@@ -17,7 +17,7 @@ from autopar.documents.catalog import shipped_model, spelled_hardware
 from autopar.errors import OptionError
 from autopar.output import write_files
 from autopar.records import replace
-from autopar.run.model import ModelProfile
+from autopar.run.model import ModelProfile, refuse_hybrid
 
 _WHAT, _HOW = "What to estimate", "How"
 
@@ -98,7 +98,7 @@ def _execute(raw: dict[str, Any]) -> int:
             )
         lengths = [int(text) for text in asked.seq_length.split(",")]
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
-    spec = load_spec(asked.model, seq_length=lengths)
+    spec = refuse_hybrid(load_spec(asked.model, seq_length=lengths), "estimate-profiles")
     site = None if asked.site is None else load_site(asked.site)
     if asked.stack is not None and asked.kernels is not None:
         raise OptionError(

@@ -81,7 +81,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     if block.mamba is not None:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
-        context = _sum(context, _mamba_sends(machine, job, block.mamba))
+        context = _sum(context, mamba_sends(machine, job, block.mamba))
     if isinstance(block.mlp, Mlp):
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     elif block.mlp is not None:
@@ -449,7 +449,7 @@ def context_parallel_comm(
     )
 
 
-def _mamba_sends(machine: Machine, job: Job, mamba: Mamba) -> CommunicationTime:
+def mamba_sends(machine: Machine, job: Job, mamba: Mamba) -> CommunicationTime:
     """Return the time of the all-to-alls that exchange heads of a mixer for tokens.
 
     Gate, values, B, C and steps are sent before the convolution and the output after the scan; the

@@ -439,9 +439,16 @@ def windows_of(model: Model) -> tuple[int | None, int]:
 def refuse_unlike(model: Model) -> None:
     """Raise InputError if the layers of a model do not allow a uniform plan.
 
-    A uniform plan needs a decoder-only model whose layers all have attention and an MLP. Layers may
-    differ only in having experts or a dense MLP, and in the sliding window.
+    A uniform plan needs a decoder-only model with attention. Layers may differ only in their parts
+    (attention or Mamba-2, experts or a dense MLP) and in the sliding window.
     """
+    if model.first_attention is None:
+        raise InputError(f"model {model.name!r}: uniform plans need a layer with attention")
+    if not {*model.mtp_block} <= {*model.kinds}:
+        raise InputError(
+            f"model {model.name!r}: uniform plans do not support MTP layers of a kind that the "
+            "model does not have"
+        )
     for layer in model.kinds:
         attention = layer.attention
         if layer.cross or (attention is not None and not attention.causal):
@@ -449,13 +456,12 @@ def refuse_unlike(model: Model) -> None:
                 f"model {model.name!r}: memory of Megatron-LM is counted for decoder-only models",
                 remedy="Remove --engine megatron",
             )
-        if attention is None or len(layer.mixers) > 1 or layer.mlp is None:
+        if len(layer.mixers) > 1:
             raise InputError(
-                f"model {model.name!r}: uniform plans do not support layers with "
-                "several mixers or without MLP"
+                f"model {model.name!r}: uniform plans do not support layers with several mixers"
             )
     for what, of in _ALIKE.items():
-        if len({of(layer) for layer in model.kinds}) > 1:
+        if len({of(layer) for layer in model.kinds} - {None}) > 1:
             raise InputError(
                 f"model {model.name!r}: layers differ in {what}, which uniform plans do not support"
             )
@@ -469,25 +475,27 @@ def refuse_unlike(model: Model) -> None:
     windows_of(model)
 
 
-def _heads(layer: Layer) -> tuple[object, ...]:
+def _heads(layer: Layer) -> tuple[object, ...] | None:
     one = layer.attention
-    assert one is not None, "asked of layers with attention alone"
+    if one is None:
+        return None
     sizes = (one.heads, one.kv_heads, one.width, one.value_width, one.rotary_share)
     return (*sizes, one.latent, one.head_norms, one.dropout)
 
 
-def _biases(layer: Layer) -> tuple[object, ...]:
-    attention, mlp = layer.attention, layer.mlp
-    assert attention is not None, "asked of layers with both alone"
-    assert mlp is not None, "asked of layers with both alone"
-    return (layer.biases, attention.qkv_biases, mlp.gated)
+def _norms(layer: Layer) -> tuple[object, ...]:
+    return (layer.norm, layer.norms - layer.parts)
 
 
-_ALIKE: Mapping[str, Callable[[Layer], object]] = {
+_ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
     "widths": lambda layer: layer.hidden,
     "sequence lengths": lambda layer: layer.seq_length,
     "heads": _heads,
-    "norms": lambda layer: (layer.norm, layer.norms),
-    "biases": _biases,
+    "mixers": lambda layer: layer.mamba,
+    "norms": _norms,
+    "biases": lambda layer: layer.biases,
+    "QKV biases": lambda layer: None if layer.attention is None else layer.attention.qkv_biases,
+    "gates": lambda layer: None if layer.mlp is None else layer.mlp.gated,
 }
-"""Values that must be equal in all layers of a uniform plan, in the order of the checks."""
+"""Values that must be equal in all layers of a uniform plan, in the order of the checks; None for
+layers without the part."""

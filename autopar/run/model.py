@@ -415,6 +415,21 @@ def sizes_known(layer: LayerSpec) -> bool:
     return heads and (layer.ffn_hidden_size is not None or layer.parts == "mixer")
 
 
+def is_hybrid(spec: ModelSpec) -> bool:
+    """Return True if some layer is not attention followed by an MLP."""
+    return any(one.parts != "both" or one.mixers or one.indexer for one in spec.layers)
+
+
+def refuse_hybrid(spec: ModelSpec, what: str) -> ModelSpec:
+    """Return the spec; raises InputError for a hybrid model, which `what` does not support."""
+    if is_hybrid(spec):
+        raise InputError(
+            f"{what} has no hybrid models, and {spec.name} is one",
+            remedy="Use a model with attention and an MLP in every layer",
+        )
+    return spec
+
+
 def parameter_count(layer: LayerSpec) -> int:
     """Return the exact parameter count of one layer.
 

@@ -371,13 +371,20 @@ MIXERS = (
          lambda heads, groups: heads % groups,
          "heads of a mixer({mixer_heads}) % its groups({mixer_groups}) = {rest} != 0",
          source=_MIXERS),
-    Rule("mixer.fp8", ("mixer_projected", "tp", "fp8"),
-         lambda width, tp, fp8: fp8 * (width % tp == 0) * ((width // tp) % 16),
-         "input projection of a mixer({mixer_projected}) / tp({tp}) is no multiple of 16, "
-         "which fp8 needs", source=_MIXERS),
 )  # fmt: skip
 """Rules of Mamba-2 layers: tensor ranks split heads and groups, context ranks exchange heads."""
-ANY = (HEADS, WHOLE_EXPERTS)
+MIXER_FP8 = Rule(
+    "mixer.fp8", ("mixer_projected", "tp", "fp8"),
+    lambda width, tp, fp8: fp8 * (width % tp == 0) * ((width // tp) % 16),
+    "input projection of a mixer({mixer_projected}) / tp({tp}) is no multiple of 16, "
+    "which fp8 needs", source=_MIXERS,
+)  # fmt: skip
+NO_HYBRID = Rule(
+    "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,
+    "only Megatron-LM is priced with layers of one part and with Mamba-2", "Use --engine megatron",
+)  # fmt: skip
+"""Rule for engines whose hybrid models have no price."""
+ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)
 """Rules of every engine on sizes and degrees, for runs, candidates and layers of plans."""
 
 # --------------------------------------------------------------------------------------------------
@@ -483,7 +490,6 @@ RUN = (
     *BATCH,
     SHARED_SEQUENCE,
     *ANY,
-    *MIXERS,
     Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
          lambda misplaced, placed, layers: misplaced,
          "layers of the layout({placed_layers}) != layers of the "

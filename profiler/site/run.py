@@ -23,7 +23,7 @@ from autopar.rates.site import (
     read_site,
     step_time_s,
 )
-from autopar.run.model import ModelSpec, padded_vocab_size
+from autopar.run.model import ModelSpec, padded_vocab_size, refuse_hybrid
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.hardware.options import Cluster
 from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, run_watched
@@ -52,7 +52,7 @@ def run(options: SiteOptions, argv: Sequence[str]) -> int:
     AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
     # Loaded before measuring, since the summary at the end needs it.
-    spec = load_spec(options.model)
+    spec = refuse_hybrid(load_spec(options.model), "profile-site")
     padded_vocab_size(spec)
     session = open_session(options)
     return run_watched(

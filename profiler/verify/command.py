@@ -30,7 +30,7 @@ from autopar.documents.spec import load_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
 from autopar.records import Record
-from autopar.run.model import ModelSpec
+from autopar.run.model import ModelSpec, refuse_hybrid
 from autopar.units import MIB, format_count, format_seconds
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document
 from profiler.verify.compare import (
@@ -177,7 +177,8 @@ def _spec(options: VerifyOptions, lines: Lines) -> ModelSpec:
     layers = None if options.layers is None else [int(n) for n in options.layers.split(",")]
     length = None if options.seq_length is None else [options.seq_length]
     if options.model is not None or Path(lines.model).is_file():
-        return load_spec(lines.model, num_layers=layers, seq_length=length)
+        spec = load_spec(lines.model, num_layers=layers, seq_length=length)
+        return refuse_hybrid(spec, "verify")
     with tempfile.TemporaryDirectory() as folder:  # a dry run writes nothing into the work folder
         path = Path(folder) / "model.json"
         write_json(path, dict(SMALL_MODEL))

@@ -38,6 +38,7 @@ from autopar.run.model import (
     head_dim,
     padded_vocab_size,
     parameter_count,
+    refuse_hybrid,
 )
 from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
@@ -188,7 +189,7 @@ def load_application(name: str) -> KnownModel:
     written = _written_model(name, Application, "hidden")
     if written is not None:
         return KnownModel(name=Path(name).stem, application=written)
-    spec = load_spec(name)
+    spec = refuse_hybrid(load_spec(name), "the closed form")
     return KnownModel(name=spec.name, application=application_of(spec), spec=spec)
 
 
@@ -200,7 +201,7 @@ def load_model(name: str) -> tuple[str, Model]:
     written = _written_model(name, Model, "e")
     if written is not None:
         return Path(name).stem, written
-    spec = load_spec(str(catalog.find_model(name)))
+    spec = refuse_hybrid(load_spec(str(catalog.find_model(name))), "the closed form")
     return spec.name, model_of(spec)
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from autopar.errors import shortened
 from autopar.records import replace
-from autopar.run.architecture import Layer, LayerGroup, Model, grouped
+from autopar.run.architecture import Layer, LayerGroup, Model, grouped, with_attention
 from autopar.run.run import Run
 from autopar.run.runtime import (
     BUCKETS,
@@ -134,6 +134,7 @@ def _of_layer(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from _fields(one, other, "split")
         return
     yield from _fields(one.attention, other.attention, "attention")
+    yield from _fields(one.mamba, other.mamba, "mixer")
     yield from _fields(one.mlp, other.mlp, "experts" if one.experts else "mlp")
     bare, its = (replace(layer, mixers=(), mlp=None) for layer in (one, other))
     yield from _fields(bare, its, "layer")
@@ -181,6 +182,7 @@ def _model(run: Run) -> Model:
         # A divisor that pads no row of the vocabulary has no effect.
         vocab_divisor=1 if unpadded.padded_vocab == run.padded_vocab else model.vocab_divisor,
         max_positions=model.max_positions if model.positions == "learned" else 0,
+        mtp_block=tuple(_layer(run, layer) for layer in model.mtp_block),
         mtp_shared=model.mtp_shared and model.mtp > 1,
         dropout=0.0 if run.kernels.torch_layers else model.dropout,
     )
@@ -188,7 +190,8 @@ def _model(run: Run) -> Model:
 
 def _layer(run: Run, layer: Layer) -> Layer:
     attention = layer.attention
-    assert attention is not None, "runs of engines have attention in all layers"
+    if attention is None:
+        return layer
     own = replace(
         attention,
         # In latent attention, every head has separate keys and values.
@@ -196,7 +199,7 @@ def _layer(run: Run, layer: Layer) -> Layer:
         qkv_biases=attention.qkv_biases or layer.biases,
         dropout=0.0 if run.kernels.torch_layers else attention.dropout,
     )
-    return replace(layer, mixers=(own,))
+    return with_attention(layer, own)
 
 
 def _strategy(run: Run) -> Strategy:

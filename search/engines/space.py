@@ -15,8 +15,8 @@ from autopar.pipeline.schedules import Schedule
 from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
-from autopar.run.rules import WHOLE_KEYS, Notice, Rule, broken, holds_all, refuse
-from autopar.run.run import Run, legal
+from autopar.run.rules import NO_HYBRID, WHOLE_KEYS, Notice, Rule, broken, holds_all, refuse
+from autopar.run.run import Run, legal, mamba_values
 from autopar.run.runtime import (
     BLACKWELL,
     ExpertKernels,
@@ -149,7 +149,8 @@ def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
 def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
     """Return the values that rules read, by name, for a candidate in a search context."""
     given = {name: getattr(choice, name) for name in _FIELDS}
-    return {**job.values, **with_words(given)}
+    fp8 = run_precision(choice).fp8
+    return {**job.values, **with_words(given), "fp8": fp8}
 
 
 def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozenset[str]:
@@ -183,6 +184,7 @@ def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozense
         "recompute": recompute_words(strategy.recomputed),
         "offload": offload_words(split),
         "overlap_experts": overlap.experts,
+        "fp8": run.runtime.precision.fp8,
     }
     found |= {one.id for one in broken(engine.rules, {**job.values, **with_words(given)})}
     # without expert ranks a search has one dispatcher
@@ -208,6 +210,8 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "sequence_parallel": True,
         "ulysses": 1,
         "heads": model.attention.heads,
+        **mamba_values(model.first_mamba),
+        "hybrid": model.is_hybrid,
         "query_groups": model.attention.kv_heads,
         # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,
@@ -410,6 +414,7 @@ TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)
 
 PLAIN_RULES = (
     WHOLE_KEYS,
+    NO_HYBRID,
     Rule("transformers.latent", ("latent",), lambda latent: latent,
          "activations of transformers with latent attention are not counted"),
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:

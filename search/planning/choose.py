@@ -95,6 +95,7 @@ def route_of(request: Request) -> SearchChoice:
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
         return _layered(request, f"--{others[0]} is an option of per-layer plans")
+    from autopar.run.model import is_hybrid
     from autopar.run.of_plan import uniform_model
     from search.planning.uniform.answer import open_launches
 
@@ -116,7 +117,7 @@ def route_of(request: Request) -> SearchChoice:
             why = _unwritten(question, question.engines[0])
             return _layered(request, why)
         question = replace(question, engines=engines)
-    if engine in TRAINERS:
+    if engine in TRAINERS or is_hybrid(spec):
         return SearchChoice(launches=question)
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
@@ -168,12 +169,15 @@ def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
 
 def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
     """Return the parts of a model that per-layer plans cannot parallelise."""
+    from autopar.run.model import is_hybrid
+
     layers = spec.layers
     found = {
         "experts": any(layer.num_experts is not None for layer in layers),
         "latent attention": any(layer.latent is not None for layer in layers),
         "sliding-window attention": any(layer.window is not None for layer in layers),
         "MTP layers": spec.mtp_layers > 0,
+        "mixers": is_hybrid(spec),
     }
     return tuple(what for what, there in found.items() if there)
 

@@ -464,6 +464,7 @@ def _model(
 ) -> tuple[ModelSpec, ModelProfile]:
     from autopar import rates as estimate
     from autopar.documents.model import read_model_profile, with_shipped_memory
+    from autopar.run.model import refuse_hybrid
 
     computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
     if (computation is None) != (memory is None):
@@ -472,7 +473,7 @@ def _model(
             f"{missing} is missing: times and memory of a profile are used together",
             remedy=f"Add {missing}",
         )
-    spec = model_spec(inputs)
+    spec = refuse_hybrid(model_spec(inputs), "the planner of per-layer plans")
     if computation is not None and memory is not None:
         profile = read_model_profile(
             computation=Path(computation),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.sharded_peak import layout_of_run
 from autopar.records import replace
+from autopar.run.architecture import Mlp, Model
 from autopar.units import format_count
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _architecture(run: Run) -> Iterator[str]:
     """Yield the sizes of the layers without their experts."""
     model = run.model
     attention = model.attention
-    yield f"{model.num_layers} layers"
+    yield f"{model.num_layers} layers{_kinds(model)}"
     yield f"hidden {model.hidden:,}"
     heads = f"{attention.heads} heads"
     if attention.latent is not None:
@@ -48,8 +49,22 @@ def _architecture(run: Run) -> Iterator[str]:
     elif attention.kv_heads != attention.heads:
         heads += f" ({attention.kv_heads} KV)"
     yield heads
-    if model.experts is None or sum(model.mixtures) < model.num_layers:
-        yield f"MLP {model.dense_width:,}{' gated' if model.last.gates > 1 else ''}"
+    if any(isinstance(layer.mlp, Mlp) for layer in model.kinds):
+        gated = any(layer.gates > 1 for layer in model.kinds)
+        yield f"MLP {model.dense_width:,}{' gated' if gated else ''}"
+
+
+def _kinds(model: Model) -> str:
+    """Return the numbers of layers of a hybrid model by part, in brackets; empty for others."""
+    if not model.is_hybrid:
+        return ""
+    number = {
+        "Mamba-2": sum(layer.mamba is not None for layer in model.each_layer),
+        "attention": sum(layer.attention is not None for layer in model.each_layer),
+        "MLP": sum(isinstance(layer.mlp, Mlp) for layer in model.each_layer),
+        "MoE": sum(model.mixtures),
+    }
+    return f" ({', '.join(f'{many} {kind}' for kind, many in number.items() if many)})"
 
 
 def _experts(run: Run) -> Iterator[str]:

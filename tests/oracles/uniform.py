@@ -24,7 +24,7 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.architecture import Experts, LatentAttention, Model
+from autopar.run.architecture import Experts, LatentAttention, Mamba, Mlp, Model, grouped
 from autopar.run.run import Run
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineContext, EngineSpace, run_of, runs
@@ -356,26 +356,60 @@ def small_model(draw: random.Random) -> Model:
     )
 
 
+def small_hybrid(draw: random.Random) -> Model:
+    """Return a model whose layers are attention, Mamba-2, an MLP or experts alone."""
+    plain = small_model(draw)
+    whole = plain.last
+    attention = whole.attention
+    assert attention is not None
+    mixer = Mamba(
+        heads=draw.choice([4, 8, 16]),
+        width=64,
+        state=draw.choice([64, 128]),
+        groups=draw.choice([2, 4]),
+        chunk=draw.choice([64, 128]),
+    )
+    parts = {
+        "*": replace(whole, mlp=None, norms=1),
+        "M": replace(whole, mixers=(mixer,), mlp=None, norms=1),
+        "-": replace(whole, mixers=(), mlp=Mlp(width=1024, gated=True), norms=1),
+        "E": replace(whole, mixers=(), norms=1),
+    }
+    kinds = "M*-E" if whole.experts is not None else "M*-"
+    letters = "".join(draw.choices(kinds, k=draw.choice([3, 4, 6, 8]))) + "*"
+    if whole.experts is not None:
+        letters += draw.choice(["", "E", "M"])
+    groups, repeat = grouped(tuple(parts[letter] for letter in letters))
+    block = (parts["*"], parts["E"]) if "E" in letters else ()
+    return replace(
+        plain, layers=groups, repeat=repeat, mtp_block=block if plain.mtp else (), tied=plain.tied
+    )
+
+
 def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-def question(seed: int, *, most: int = 120) -> Question:
-    """Return a random question with at most `most` launches."""
-    draw = random.Random(seed)
+def question(seed: int, *, most: int = 120, hybrid: bool = False) -> Question:
+    """Return a random question with at most `most` launches; hybrid : for a hybrid model."""
+    draw = random.Random(f"hybrid {seed}" if hybrid else seed)
     while True:
-        found = _drawn(seed, draw, most)
+        found = _drawn(seed, draw, most, hybrid)
         if found is not None:
             return found
 
 
-def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
+def _drawn(seed: int, draw: random.Random, most: int, hybrid: bool) -> Question | None:
     engine = draw.choice([spaces()[0], spaces()[0], *spaces()])
     model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if seed % 4 == 3 and _training(seed) in (TrainingSettings(), TrainingSettings(offload=1.0)):
+    if hybrid:
+        if _training(seed).lora_rank is not None or seed % 8 == 2:
+            seed += 1
+        engine, model = spaces()[0], small_hybrid(draw)
+    elif seed % 4 == 3 and _training(seed) in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
@@ -390,7 +424,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     copies = draw.choice([None, None, (1,), (2, 4)])
-    if seed % 8 == 2:
+    if seed % 8 == 2 and not hybrid:
         # several nodes, each of which can hold a replica
         engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
         copies = draw.choice([None, (1, 8), (1, 2, 8)])

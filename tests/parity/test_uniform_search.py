@@ -202,6 +202,15 @@ def test_more_answers(seed: int) -> None:
     check(found, fresh(found))
 
 
+@pytest.mark.parametrize("seed", [*range(12), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 200)
+)])  # fmt: skip
+def test_the_answer_for_a_hybrid_is_that_of_pricing_everything(seed: int) -> None:
+    """Layers that are attention, Mamba-2, an MLP or experts alone, with and without MTP."""
+    found = question(seed, most=40, hybrid=True)
+    check(found, fresh(found))
+
+
 def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
     """Of GPipe's sweeps, whose forwards and backwards a slow host gives other shares then."""
     found = question(219, most=200)

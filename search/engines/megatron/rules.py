@@ -22,6 +22,7 @@ from autopar.run.rules import (
     FFN,
     GRID,
     HEADS,
+    MIXER_FP8,
     NO_EXPERTS,
     SEQUENCE,
     WHOLE_EXPERTS,
@@ -512,7 +513,7 @@ SCHEDULES = (
                   "ramp_start"))),
 )  # fmt: skip
 """Rules on the interleaved schedule and batch ramp-up. Most need values of a run that was read."""
-RULES = (*DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
+RULES = (MIXER_FP8, *DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
 WRITTEN = (
     _rule("sequence-parallel.tensor", "sequence_parallel, tp", lambda sp, tp: sp * (tp == 1),
           "--sequence-parallel needs --tensor-model-parallel-size above 1"),
@@ -596,6 +597,7 @@ Sources: `peft/utils.py` and `training/setup.py`.
 """
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
+    MIXER_FP8,
     COPIED_KEYS,
     FFN,
     *SEQUENCE,
@@ -683,6 +685,8 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
     strategy, dp, micro = run.strategy, run.strategy.dp, setting.value("micro_batch")
     start, step = ramp_start(setting), ramp(1)(setting)
     found: dict[str, Any] = {"micro_batches": strategy.micro_batches, "chunks": strategy.vpp}
+    if run.model.first_mamba is not None:
+        found["mixer_projected"] = run.model.first_mamba.projected
     if micro is not None:
         found["together"] = micro * dp
         if start is not None and step is not None:

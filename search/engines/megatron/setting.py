@@ -64,7 +64,10 @@ _DEFAULTS = {
 """Flag -> its word if it is not given."""
 
 
-OF_RUN = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
+OF_RUN = (
+    *("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches"),
+    "mixer_projected",
+)
 """Values that are not in the arguments: rules compute them, or they depend on the run."""
 
 
@@ -351,6 +354,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
         s.has(flag) and s.value(f"{flag}=fp32") is False for flag in (
             "main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")),
     "padded": _any("moe-router-padding-for-quantization", "moe-router-padding-for-fp8"),
+    "fp8": _any("fp8-format"),
     "low_precision": _any("fp8-format", "fp4-format"),
     "balancing_types": lambda s: len(s.list("moe-router-load-balancing-type")),
     "balancing_coefficients": lambda s: len(s.list("moe-aux-loss-coeff")),

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import cast
 
 from autopar.rates.devices import default_attention
-from autopar.run.architecture import Model
+from autopar.run.architecture import Mlp, Model
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     ExpertKernels,
@@ -59,7 +59,7 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
     modules = ["core_attn", "layernorm"]
     if model.attention.latent is not None:
         modules.append("mla_up_proj")
-    if not all(model.mixtures):
+    if any(isinstance(layer.mlp, Mlp) for layer in model.kinds):
         modules.append("mlp")
     inner = []
     if model.experts is not None:

@@ -45,7 +45,7 @@ from autopar.rates.parts.optimizer import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
 from autopar.run.architecture import Mlp
-from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
+from autopar.run.job import Block, Job as StepJob, Recomputation, mtp_blocks, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
@@ -203,8 +203,10 @@ class UniformCostModel:
         for block in job.blocks:
             at = alike.setdefault(replace(block, number=1), len(alike))
             kinds += [at] * block.number
+        of_mtp = mtp_blocks(job) if job.mtp else ()
+        places = [alike.setdefault(replace(one, number=1), len(alike)) for one in of_mtp]
         number = [float(kinds.count(at)) for at in range(len(alike))]
-        further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
+        further = [float(job.mtp * places.count(at)) for at in range(len(alike))]
         return LayerTypes(
             tuple(alike),
             tuple(kinds),
@@ -266,7 +268,7 @@ class UniformCostModel:
         attention = attention_of(plain)
         alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
-        other = replace(block, attention=None)
+        other = replace(block, attention=None, mamba=None)
         if isinstance(block.mlp, Mlp):
             tokens = replace(alone, heads_exchanged=False)
             second = self._half(tokens, other, (*attention, at, "mlp"))

@@ -36,6 +36,7 @@ from autopar.price.peak import (
 )
 from autopar.price.sharded_peak import layout_of_run
 from autopar.records import Record, replace
+from autopar.run.architecture import Layer, without_window
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
 from search.engines.candidate import FULL, NONE, recomputation_of
@@ -304,13 +305,12 @@ class MemoryBounds:
         self.sizes = self._sizes()
 
     def _sizes(self) -> LayerBytes:
-        mixture = [_is_mixture(at) for at in self._layers]
-        unlike = {experts: mixture.index(experts) for experts in mixture}
+        parts = [_parts(at) for at in self._layers]
         layers = {
-            experts: self._layer(self._layers[kind], self._layer_of[kind])
-            for experts, kind in unlike.items()
+            one: self._layer(self._layers[kind], self._layer_of[kind])
+            for kind, one in reversed([*enumerate(parts)])
         }
-        every = [layers[experts] for experts in mixture]
+        every = [layers[one] for one in parts]
         rows = np.array([one.saved for one in every]).T
         return LayerBytes(
             saved=rows[:-2],
@@ -330,9 +330,9 @@ class MemoryBounds:
 
         Those of dense layers are cached for all expert shardings.
         """
-        mixture = _is_mixture(at)
-        if not mixture and "dense" in self._known:
-            return cast(_Layer, self._known["dense"])
+        mixture, key = _is_mixture(at), ("layer", _parts(at))
+        if not mixture and key in self._known:
+            return cast(_Layer, self._known[key])
         weights = layer_weights(at)
         dense, of_experts = _elements(weights)
         frozen, frozen_experts = _frozen(self._run, weights)
@@ -346,7 +346,7 @@ class MemoryBounds:
             again=0.0 if self._torch else self._again(number),
         )
         if not mixture:
-            self._known["dense"] = found
+            self._known[key] = found
         return found
 
     def _by_word(self, at: RankLayer) -> F64:
@@ -367,7 +367,7 @@ class MemoryBounds:
             return 0.0
         if name not in _BEFORE_MLP + _BESIDE_EXPERTS:
             return plain - self._saved(name, at)
-        key = name if name in _BEFORE_MLP else (name, mixture)
+        key = (name, at.layer.mixers) if name in _BEFORE_MLP else (name, _parts(at))
         if key not in self._known:
             self._known[key] = plain - self._saved(name, at)
         return cast(float, self._known[key])
@@ -399,9 +399,15 @@ class MemoryBounds:
         """Return the steady-state buffer bytes of a layer: routing and rotary embedding."""
         chunk = [Chunk(False, (number,), 0, False)]
         found = workspaces.routing_bytes(self._run, chunk)
-        if self._run.model.attention.latent is not None:
+        if self._has_latent:
             found += workspaces.rotary_bytes(self._run, chunk)
         return float(found)
+
+    @property
+    def _has_latent(self) -> bool:
+        """True for latent attention, whose layers have a rotary table each."""
+        attention = self._run.model.first_attention
+        return attention is not None and attention.latent is not None
 
     def _again(self, number: int) -> float:
         """Return the net bytes that the backward of a fully recomputed layer allocates."""
@@ -415,17 +421,16 @@ class MemoryBounds:
     @cached_property
     def offloaded_activation_bytes(self) -> OffloadedBytes:
         """Offloaded bytes per layer and micro-batch, by policy, module and layer type."""
-        of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
+        of = {_parts(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
-            np.stack([of[_is_mixture(at)][place] for at in self._layers], axis=-1)
-            for place in (0, 1)
+            np.stack([of[_parts(at)][place] for at in self._layers], axis=-1) for place in (0, 1)
         )
         return OffloadedBytes(copied, blocks)
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
         """Return offloaded tensor and block bytes of a layer, each of shape [policies, modules]."""
         mixture = _is_mixture(at)
-        key = ("gone", mixture)
+        key = ("gone", _parts(at))
         if not mixture and key in self._known:
             return cast(tuple[F64, F64], self._known[key])
         plain = self._leaves(NONE, at)
@@ -595,7 +600,7 @@ class MemoryBounds:
             + workspaces.dummy_weight_gradient_bytes(run, [chunk_weights(run, chunk)])
             + workspaces.mask_bytes(run, [chunk])
         )
-        if run.model.attention.latent is None:
+        if not self._has_latent:
             found += workspaces.rotary_bytes(run, [chunk])
         return float(found)
 
@@ -623,7 +628,8 @@ class MemoryBounds:
 
 def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
     """Return the numbers of trained parameters as (dense, expert)."""
-    trained = [weight for weight in weights if weight.trained]
+    # fp32 weights of mixers have other bytes per element, and are few
+    trained = [weight for weight in weights if weight.trained and not weight.wide]
     return (
         float(sum(weight.elements for weight in trained if not weight.expert)),
         float(sum(weight.elements for weight in trained if weight.expert)),
@@ -637,6 +643,11 @@ def _frozen(run: Run, weights: Sequence[Weight]) -> tuple[float, float]:
         sum(frozen_bytes(run, one) * one.elements for one in frozen if not one.expert),
         sum(frozen_bytes(run, one) * one.elements for one in frozen if one.expert),
     )
+
+
+def _parts(at: RankLayer) -> Layer:
+    """Return what decides the bytes of a layer: the layer without a sliding window."""
+    return without_window(at.layer)
 
 
 def _is_mixture(at: RankLayer) -> bool:

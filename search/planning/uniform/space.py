@@ -17,11 +17,12 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.architecture import Experts
-from autopar.run.job import Block, Job as StepJob, parameters
+from autopar.run.job import Block, Job as StepJob, mtp_blocks, parameters
 from autopar.run.rules import (
     ANY,
     EXPERT_WIDTH,
     HEADS,
+    MIXERS,
     RING,
     WHOLE_EXPERTS,
     Rule,
@@ -30,7 +31,7 @@ from autopar.run.rules import (
 from autopar.run.strategy import ContextKind
 from autopar.training.adapters import base_bytes
 from autopar.units import divisors
-from search.engines.candidate import Candidate, Constraints, allowed_values
+from search.engines.candidate import Candidate, Constraints, Precision, allowed_values
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import UniformCostModel
@@ -86,8 +87,8 @@ class UniformSearchSpace:
     def attention_degrees(self) -> tuple[AttentionDegrees, ...]:
         """Attention shardings, with micro-batch size and context-parallel communication type."""
         engine, job = self.prices.engine, self.prices.job
-        tensor = self._degrees_that_keep(HEADS, "tp")
-        context = self._degrees_that_keep(RING, "cp") if engine.context else [1]
+        tensor = self._degrees_that_keep("tp", HEADS, *MIXERS)
+        context = self._degrees_that_keep("cp", RING) if engine.context else [1]
         largest = max(job.global_batches)
         return tuple(
             AttentionDegrees(tp, cp, size, kind)
@@ -96,10 +97,10 @@ class UniformSearchSpace:
             for kind in self._kinds(tp, cp)
         )
 
-    def _degrees_that_keep(self, rule: Rule, name: str) -> list[int]:
-        """Return the divisors of the world size that satisfy a rule on the degree `name`."""
+    def _degrees_that_keep(self, name: str, *rules: Rule) -> list[int]:
+        """Return the divisors of the world size that satisfy rules on the degree `name`."""
         values, degrees = job_values(self.prices.job), divisors(self.prices.job.world)
-        return [one for one in degrees if keeps((rule,), {**values, name: one})]
+        return [one for one in degrees if keeps(rules, {**values, name: one})]
 
     def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
         """Return the context-parallel communication types allowed with these degrees."""
@@ -129,9 +130,9 @@ class UniformSearchSpace:
         expert, splits = [1], [1]
         if experts is not None:
             if engine.experts:
-                expert = self._degrees_that_keep(WHOLE_EXPERTS, "ep")
+                expert = self._degrees_that_keep("ep", WHOLE_EXPERTS)
             if engine.expert_tensor is None:
-                splits = self._degrees_that_keep(EXPERT_WIDTH, "etp")
+                splits = self._degrees_that_keep("etp", EXPERT_WIDTH)
             else:
                 splits = sorted(
                     {n for one in self.attention_degrees for n in engine.expert_tensor(one.tp)}
@@ -181,10 +182,10 @@ class UniformSearchSpace:
         Rules on pipeline stages, such as those of overlapped expert communication, are checked
         when stages are chosen.
         """
-        key = (way.ep, way.etp)
+        key = (way.ep, way.etp, self._deciding(way))
         if key not in self._legal:
             engine, job = self.prices.engine, self.prices.job
-            plain = values_of(job, Candidate(ep=way.ep, etp=way.etp))
+            plain = values_of(job, Candidate(ep=way.ep, etp=way.etp, precision=way.precision))
             arrays = {name: np.array([getattr(one, name) for one in laid]) for name in _LAID}
             rules = (*ANY, *engine.rules)
             found = np.full(len(laid), fill_value=True) & keeps(rules, {**plain, **arrays})
@@ -193,6 +194,10 @@ class UniformSearchSpace:
                 found &= np.array([way.etp in beside(one.tp) for one in laid], dtype=bool)
             self._legal[key] = found
         return self._legal[key]
+
+    def _deciding(self, way: ExpertDegrees) -> Precision | None:
+        """Return the precision if legality depends on it, as in a model with mixers."""
+        return None if self.prices.job.model.first_mamba is None else way.precision
 
     # ----------------------------------------------------------------------------------------------
     # Degrees with their bounds
@@ -232,14 +237,13 @@ class UniformSearchSpace:
     def _every(self, fixed: Constraints) -> DegreeArrays:
         """Return the legal degrees with all tensor and context degrees and micro-batch sizes."""
         found: list[tuple[F64, F64, I64, I64, I64]] = []
-        # legality does not depend on precision and dispatcher, bytes do not depend on the
-        # dispatcher
+        # legality depends on precision in models with mixers alone, and never on the dispatcher
         groups: dict[object, list[tuple[int, tuple[int, ...], I64]]] = {}
         sizes: dict[object, F64] = {}
         for number, way in enumerate(self.expert_degrees):
             if not self._left(way, fixed):
                 continue
-            key = (way.ep, way.etp, way.overlap)
+            key = (way.ep, way.etp, way.overlap, self._deciding(way))
             if key not in groups:
                 groups[key] = [*self._grouped(way, fixed)]
             for batch, stages, some in groups[key]:
@@ -312,10 +316,12 @@ class UniformSearchSpace:
 
     @cached_property
     def _timed(self) -> dict[Block, int]:
-        """Number of layers of each layer type; MTP layers have the type of the last layer."""
-        job = self.prices.base(Candidate())
-        last = replace(job.blocks[-1], number=1)
-        return {**self.blocks, last: self.blocks[last] + job.mtp}
+        """Number of layers of each layer type, those of MTP included."""
+        job, found = self.prices.base(Candidate()), {**self.blocks}
+        for block in mtp_blocks(job) if job.mtp else ():
+            one = replace(block, number=1)
+            found[one] = found.get(one, 0) + job.mtp
+        return found
 
     @cached_property
     def _whole(self) -> ModelTimeBounds:

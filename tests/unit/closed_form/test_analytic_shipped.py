@@ -38,6 +38,7 @@ OTHER_BLOCKS = {
         "mixture of experts",
     ),
     "gemma-3-27b": "sliding-window attention",
+    **dict.fromkeys(("nemotron-3-nano", "nemotron-3-super"), "mixture of experts"),
     "t5-3b": "encoder-decoder",
     "t5-large": "encoder-decoder",
 }  # fmt: skip

@@ -24,8 +24,9 @@ from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, tensor_degrees,
 from search.commands import search as cli
 from search.request.options import SearchOptions
 from search.request.request import InputSpec, load_inputs
+from tests.shipped import PROFILED
 
-NAMES = catalog.model_names()
+NAMES = PROFILED
 BOTH = pytest.mark.parametrize("sequence_parallel", [True, False])
 EVERY = pytest.mark.parametrize("name", NAMES)
 

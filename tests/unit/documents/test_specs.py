@@ -54,6 +54,9 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "llama4-maverick": 400_711_848_960,
     "llama4-scout": 107_769_861_120,
     "mixtral-8x22b": 140_620_634_112,
+    # published: 31.6 and 120.6 billion
+    "nemotron-3-nano": 31_577_937_344,
+    "nemotron-3-super": 120_668_687_360,
     "phi-4": 14_659_507_200,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,

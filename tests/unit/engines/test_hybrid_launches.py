@@ -14,11 +14,12 @@ from autopar.records import replace
 from autopar.run.architecture import Experts, Mlp
 from autopar.run.rules import RuleError
 from autopar.run.run import Run
-from search.engines.arguments import UnpricedError
+from search.engines.arguments import UnpricedError, words_of
 from search.engines.exporter_types import ExportTarget
 from search.engines.megatron.arguments import LayoutError
 from search.engines.megatron.read import read_run
-from search.engines.megatron.rules import violated_rules
+from search.engines.megatron.rules import SPACE, broken_rules, violated_rules
+from search.engines.megatron.setting import Setting
 from search.engines.megatron.stages import LayerPattern, parse_pattern
 from search.engines.megatron.write import write
 from search.engines.text import flags_of, script_command
@@ -322,8 +323,6 @@ def test_fp32_weights_of_a_mixer_have_no_other_copy() -> None:
          "mixer-heads.context"),
         ({"--mamba-num-heads": 24, "--mamba-num-groups": 3, "--context-parallel-size": 2},
          "mixer-groups.context"),
-        ({"--mamba-num-heads": 15, "--mamba-num-groups": 5, "--fp8-format": "hybrid"},
-         "mixer.fp8"),
     ],
 )  # fmt: skip
 def test_sizes_of_a_mixer_are_divided(arguments: dict[str, Any], rule: str) -> None:
@@ -332,6 +331,16 @@ def test_sizes_of_a_mixer_are_divided(arguments: dict[str, Any], rule: str) -> N
         read({PATTERN: "M-M-", "--num-experts": 0, "--seq-length": 4096, **arguments},
              world_size=16)  # fmt: skip
     assert rule in caught.value.ids
+
+
+def test_fp8_needs_a_projection_of_whole_blocks() -> None:
+    """A launch file and a search have the same rule."""
+    odd = {"--mamba-num-heads": 15, "--mamba-num-groups": 5, "--fp8-format": "hybrid"}
+    arguments = {**SMALL, **odd, PATTERN: "M-M*", "--num-experts": 0}
+    run = read_run(arguments, world_size=8).run
+    setting = Setting(words_of(arguments), 8, "H100")
+    assert "mixer.fp8" in [one.id for one in broken_rules(setting, (), run)]
+    assert "mixer.fp8" in [one.id for one in SPACE]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.often import often
+from tests.shipped import PROFILED
 
 RECIPE = Recipe.of(SearchOptions())
 GIB = 2.0**30
@@ -59,7 +60,7 @@ def uneven(layer: LayerSpec, degree: int, kind: str) -> float:
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("name", catalog.model_names())
+@pytest.mark.parametrize("name", PROFILED)
 def test_the_rule_is_what_was_counted_of_shipped_models(name: str, sequence_parallel: bool) -> None:
     """Equal at every degree and kind; a mixture's router makes 0.02 % of it."""
     kind: ShardKind = "sp" if sequence_parallel else "tp"
@@ -111,7 +112,7 @@ def test_the_rule_is_never_below_a_count(
     assert found.peak_bytes <= rule * (1 + 1e-12) <= found.peak_bytes * 1.8
 
 
-@pytest.mark.parametrize("name", catalog.model_names())
+@pytest.mark.parametrize("name", PROFILED)
 def test_unknown_widths_take_no_less(name: str) -> None:
     """Half of what the layer keeps, and one activation more on several ranks."""
     for kind, sequence_parallel in (("sp", True), ("tp", False)):
@@ -158,7 +159,7 @@ def test_a_missing_backward_follows_the_rule_and_the_nearest_count() -> None:
     assert found({}, 4) == exact[4]
 
 
-@pytest.mark.parametrize("name", catalog.model_names())
+@pytest.mark.parametrize("name", PROFILED)
 def test_a_missing_tensor_degree_keeps_no_less_than_was_counted(name: str) -> None:
     """With sequence parallelism: copies of k and v, and the tokens of experts, are added."""
     for layer, memory in counted(name):

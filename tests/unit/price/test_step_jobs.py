@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.job import block_of_layer
@@ -18,6 +17,7 @@ from autopar.run.job import Block, Job, blocks_of, parameters, stage_blocks, typ
 from autopar.run.model import ModelSpec, layer_norms, parameter_count
 from benchmarks.ledger_models import known_architecture
 from tests.runs import attention_of
+from tests.shipped import PROFILED
 from tests.step_cases import DENSE, card_named, job_with, stack_named
 
 (LLAMA,) = DENSE.blocks
@@ -32,7 +32,7 @@ def machine() -> Machine:
     return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
 
 
-SPECS = [load_spec(name) for name in model_names()]
+SPECS = [load_spec(name) for name in PROFILED]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

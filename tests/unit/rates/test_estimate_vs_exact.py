@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from autopar.documents import catalog
 from autopar.documents.spec import load_spec
 from autopar.run.model import LayerSpec
 from benchmarks import estimate_vs_exact
+from tests.shipped import PROFILED
 
 
-@pytest.mark.parametrize("name", catalog.model_names())
+@pytest.mark.parametrize("name", PROFILED)
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_fused_estimates_of_layers_are_counts(name: str, sequence_parallel: bool) -> None:
     """All exactly, but for experts whose visits do not come out even."""

@@ -24,8 +24,9 @@ def test_shipped_models_are_architectures(name: str) -> None:
         assert layer.hidden == own.hidden_size
         assert (layer.experts is not None) == (own.num_experts is not None)
         assert layer.cross == own.cross_attention
-        assert layer.attention is not None
-        assert layer.attention.heads == own.num_heads
+        heads = None if layer.attention is None else layer.attention.heads
+        assert heads == own.num_heads
+        assert (layer.mamba,) == (own.mixers or (None,))
 
 
 def test_alternating_layers_are_a_repeated_pair() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates.model import layer_flop
@@ -25,6 +24,7 @@ from autopar.training.throughput import (
 )
 from benchmarks.ledger_rows import UnusableError, run_of
 from tests.data import read
+from tests.shipped import PROFILED
 
 
 def job_of(name: str, **more: object) -> Job:
@@ -68,7 +68,7 @@ def test_a_sample_of_llama_2_by_hand() -> None:
     assert hardware_flop(norms) == model_flop(norms)
 
 
-@pytest.mark.parametrize("name", sorted(model_names()))
+@pytest.mark.parametrize("name", sorted(PROFILED))
 def test_every_shipped_model_is_counted_as_its_layers_are_timed(name: str) -> None:
     """Another count, that of estimated times: it has routers, and the corners of windows."""
     spec = load_spec(name)

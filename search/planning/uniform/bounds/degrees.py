@@ -22,6 +22,7 @@ from autopar.rates.layer import (
     head_sends_s,
     head_times,
     layer_kernels,
+    mamba_sends,
     mtp_times,
     tensor_parallel_comm,
 )
@@ -35,7 +36,7 @@ from autopar.rates.parts.operations import (
     split_of,
 )
 from autopar.records import replace
-from autopar.run.architecture import Attention, Experts, Mlp
+from autopar.run.architecture import Attention, Experts, Mamba, Mlp
 from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
 from search.engines.candidate import Candidate, Dispatcher, Precision
@@ -140,13 +141,17 @@ class ModelTimeBounds:
             jobs = self._jobs_of(ways)
             device, host = self._ends(jobs), np.zeros(len(jobs))
             for block, count in number.items():
-                halves = [self._attention(jobs, block)]
+                halves = []
+                if block.attention is not None:
+                    halves.append(self._attention(jobs, block))
+                elif block.mamba is not None:
+                    halves.append(self._mamba(jobs, block, block.mamba))
                 if isinstance(block.mlp, Mlp):
-                    halves.append(self._mlp(jobs, replace(block, attention=None)))
+                    halves.append(self._mlp(jobs, replace(block, attention=None, mamba=None)))
                 for half in halves:
                     device += count * half.device_s
                     host += count * half.host_s
-                # each half contains the host overhead of a whole layer
+                # each half contains the host overhead of a whole layer, experts have none
                 host -= count * (len(halves) - 1) * self._empty_s(jobs[0])
             found = self._dense[ways.precision] = _Time(device, host)
         return found
@@ -195,6 +200,13 @@ class ModelTimeBounds:
             )
             device[at], host[at] = found
         return _Time(device, host)
+
+    def _mamba(self, jobs: Sequence[StepJob], block: Block, mamba: Mamba) -> _Time:
+        half = replace(block, mlp=None)
+        parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
+        sends = _stacked([mamba_sends(self._machine, job, mamba) for job in jobs])
+        tensor = self._tensor(jobs, half.hidden)
+        return self._priced(jobs[0], parts, len(jobs), tensor=tensor, context=sends)
 
     def _rings(
         self, jobs: Sequence[StepJob], attention: Attention, core: KernelTime
