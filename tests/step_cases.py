@@ -238,7 +238,7 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
         Block(number=3, hidden=1536, attention=_block(draw, job.tp).attention, mlp=experts),
         Block(number=2, hidden=1536, attention=_windowed(draw), mlp=experts),
         Block(number=2, hidden=1536, attention=_latent(), mlp=Mlp(width=4096, gated=True)),
-        Block(number=1, hidden=1536, mamba=Mamba(heads=48, width=64, state=128, groups=8)),
+        Block(number=1, hidden=1536, recurrent=Mamba(heads=48, width=64, state=128, groups=8)),
         Block(number=1, hidden=1536, mlp=experts),
     ]
     draw.shuffle(kinds)

@@ -400,6 +400,10 @@ _TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)")
 _OTHER_NAMES = {
     "llama4scout17b16e": "llama4-scout",
     "llama4maverick17b128e": "llama4-maverick",
+    "nvidianemotron3nano30ba3bbf16": "nemotron-3-nano",
+    "nvidianemotron3super120ba12bbf16": "nemotron-3-super",
+    "qwen3next80ba3b": "qwen3-next-80b",
+    "qwen3next80ba3bthinking": "qwen3-next-80b",
 }
 """Shipped model by repository name, in the form of `_letters`."""
 

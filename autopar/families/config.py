@@ -163,11 +163,15 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
     else:
         advice = f"Write a model.json of its layers with {command}, and check it"
     # Text models inside of others have the names of these, with an end.
-    known = [name for name in _FAMILIES if not name.endswith("_text")]
+    # Versions and variants have the name of their family, with an end.
+    first = {re.findall("m?t5|[a-z]+", name)[0] for name in _FAMILIES}
+    known = sorted(
+        one for one in first if not any(one[:end] in first for end in range(3, len(one)))
+    )
     return DocumentError(
         path,
         f"{found}, expected the name of a supported architecture"
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
-        remedy=f"{advice}. Supported are {', '.join(known)}",
+        remedy=f"{advice}. Supported are models of {', '.join(known)}",
     )

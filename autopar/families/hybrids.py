@@ -15,11 +15,9 @@ from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
 from autopar.families.mixtures import DeepseekV3
 from autopar.records import replace, shorten
-from autopar.run.architecture import Mamba
+from autopar.run.architecture import DeltaNet, Indexer, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
-    DeltaSpec,
-    IndexerSpec,
     LayerSpec,
     LightningSpec,
     ModelSpec,
@@ -342,8 +340,8 @@ class _Delta(Hybrid):
             return self.is_attention(path, place)
         return (place + 1) % (self.full_attention_interval or 4) == 0
 
-    def _delta(self) -> DeltaSpec:
-        return DeltaSpec(
+    def _delta(self) -> DeltaNet:
+        return DeltaNet(
             key_heads=self.linear_num_key_heads,
             value_heads=self.linear_num_value_heads,
             key_width=self.linear_key_head_dim,
@@ -520,7 +518,7 @@ class _Sparse(DeepseekV3):
         )
 
     def layer(self, path: Path, place: int) -> LayerSpec:
-        own = IndexerSpec(heads=self.index_n_heads, width=self.index_head_dim, topk=self.index_topk)
+        own = Indexer(heads=self.index_n_heads, width=self.index_head_dim, topk=self.index_topk)
         shared = self.indexer_types
         has = not (isinstance(shared, list) and place < len(shared) and shared[place] == "shared")
         return replace(super().layer(path, place), indexer=own if has else None)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autopar.price.parameters import Weight, adapter_widths, mixer_weights, mlp_weights
-from autopar.run.architecture import Attention, Experts, Mamba, Mlp
+from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Mlp, Recurrent
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule
 from autopar.training.adapters import needs_input
@@ -147,8 +147,12 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         again = "layernorm" in recomputed and has_own_norm(at, mixer)
         if not again and needs_input(adapters, "query", "key", "value"):
             yield "norm output", _linear_input(at, whole)
-        parts = _mamba_parts(at, mixer) if isinstance(mixer, Mamba) else _attention_parts(at)
-        yield from parts
+        if isinstance(mixer, Mamba):
+            yield from _mamba_parts(at, mixer)
+        elif isinstance(mixer, DeltaNet):
+            yield from _delta_parts(at, mixer)
+        else:
+            yield from _attention_parts(at)
         if dropout:
             # one byte per element; one mask after each mixer, one after the MLP
             yield "dropout mask", at.sequence_parallel_tokens * layer.hidden
@@ -174,7 +178,7 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     yield "norm statistics", 8 * (layer.parts + behind) * at.tokens
 
 
-def has_own_norm(at: RankLayer, part: Attention | Mamba | Mlp | Experts | None) -> bool:
+def has_own_norm(at: RankLayer, part: Attention | Recurrent | Mlp | Experts | None) -> bool:
     """Return True if the norm before a part is a module, False if it is fused with the next GEMM.
 
     A norm that is fused can be neither recomputed nor offloaded. Transformer Engine fuses it before
@@ -200,6 +204,31 @@ def _mamba_parts(at: RankLayer, mamba: Mamba) -> Iterator[tuple[str, int]]:
     yield "gated output", inner
     yield "mixer output", _linear_input(at, inner)
     yield "group norms' statistics", 4 * tokens * rank_groups(at, mamba)
+
+
+def _delta_parts(at: RankLayer, delta: DeltaNet) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) that a gated delta net saves.
+
+    Input of the convolution, gate, decay and step are views of the projected input. Queries and
+    keys are saved normed and, if there are more value heads, repeated. The kernel saves its inputs
+    and one triangular matrix per chunk and head (Megatron-Core d98e8a64, core/ssm/gated_delta_net;
+    flash-linear-attention bc3b101, ops/gated_delta_rule).
+    """
+    tokens, element, tp = at.tokens, at.element_bytes, at.split.tp
+    heads, inner = delta.value_heads // tp, tokens * (delta.inner // tp) * element
+    yield "mixer projection", tokens * (delta.projected // tp) * element
+    yield "normed keys", tokens * 2 * delta.keys // tp * element
+    if delta.value_heads > delta.key_heads:
+        yield "repeated keys", tokens * 2 * heads * delta.key_width * element
+    yield "values", inner
+    yield "chunk matrices", tokens * heads * delta.chunk * element
+    yield "delta output", inner
+    # decay in fp32 before and after its sum over a chunk, and step
+    yield "decays", tokens * heads * (8 + element)
+    if "gdn_norm_out" not in at.split.modules:
+        yield "output gate", inner
+        yield "normed output", inner
+    yield "mixer output", _linear_input(at, inner)
 
 
 def rank_groups(at: RankLayer, mamba: Mamba) -> int:
@@ -229,6 +258,22 @@ def scan_bytes(at: RankLayer, mamba: Mamba) -> tuple[int, int]:
     forward = states * (4 + element) // 4 + products + convolved + 8 * tokens * heads
     gradients = 2 * states + tokens * mixer_width(at, mamba) * element + 2 * convolved
     return forward, forward + gradients
+
+
+def recurrent_bytes(at: RankLayer, mixer: Recurrent) -> tuple[int, int]:
+    """Return the transient bytes of a mixer's recurrence (forward, backward).
+
+    A delta rule holds the states of all chunks and three tensors of the size of its values; the
+    backward holds them again with their gradients (flash-linear-attention bc3b101,
+    ops/gated_delta_rule/chunk.py).
+    """
+    if isinstance(mixer, Mamba):
+        return scan_bytes(at, mixer)
+    tokens, element = at.tokens, at.element_bytes
+    heads, values = mixer.value_heads // at.split.tp, mixer.value_width
+    states = math.ceil(tokens / mixer.chunk) * heads * mixer.key_width * values * element
+    forward = states + 3 * tokens * heads * values * element
+    return forward, 3 * forward
 
 
 def _linear_input(at: RankLayer, size_bytes: int) -> int:
@@ -267,7 +312,8 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             yield "key", tokens * width * groups // tp * element
             yield "value", tokens * width * groups // tp * element
         else:
-            yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
+            queries = (1 + attention.gated) * heads
+            yield "qkv", tokens * width * (queries + 2 * groups) // tp * element
         if attention.head_norms != "none":
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element
@@ -313,7 +359,13 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     # all-to-all CP the copy is the tensor received from the other ranks. With gathered keys the
     # kernel's own output consists of two halves.
     copied = kernel == "flash" or at.precision.low_precision or at.split.cp_kind != "ring"
-    if copied and needs_input(run.runtime.adapters, "projection"):
+    if attention.gated:
+        # the gate, copied out of the projected input, and the output before and after it
+        if kernel == "flash" or at.split.cp_kind != "ring":
+            yield "attention output's copy", output
+        yield "output gate", output
+        yield "gated output", _linear_input(at, output)
+    elif copied and needs_input(run.runtime.adapters, "projection"):
         yield "attention output's copy", _linear_input(at, output)
     # the logarithm of each row's sum, in fp32
     yield "softmax statistics", tokens * (heads // tp) * 4
@@ -329,7 +381,7 @@ def copied_qkv_bytes(at: RankLayer) -> int:
     attention = at.layer.attention
     if attention is None or at.run.kernels.attention != "flash" or at.split.cp > 1:
         return 0
-    if attention.latent is not None or attention.head_norms != "none":
+    if attention.latent is not None or attention.gated or attention.head_norms != "none":
         return 0
     width = attention.width * (attention.heads + 2 * attention.kv_heads)
     return at.tokens * width // at.split.tp * at.element_bytes

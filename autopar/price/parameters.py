@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, Mamba
+from autopar.run.architecture import Attention, DeltaNet, Mamba
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, adapted_widths, base_bytes
@@ -73,6 +73,8 @@ def mixer_weights(at: RankLayer) -> Iterator[Weight]:
     for mixer in at.layer.mixers:
         if isinstance(mixer, Mamba):
             yield from _mamba_weights(at, mixer)
+        elif isinstance(mixer, DeltaNet):
+            yield from _delta_weights(at, mixer)
         else:
             yield from _attention_weights(at, mixer)
 
@@ -93,6 +95,18 @@ def _mamba_weights(at: RankLayer, mamba: Mamba) -> Iterator[Weight]:
     yield from _linear("mixer out", hidden, mamba.inner // tp)
 
 
+def _delta_weights(at: RankLayer, delta: DeltaNet) -> Iterator[Weight]:
+    """Yield the weights of a gated delta net (Megatron-Core d98e8a64, core/ssm/gated_delta_net)."""
+    hidden, tp = at.layer.hidden, at.split.tp
+    for name in ("mixer steps", "mixer A"):
+        yield from _vectors(name, delta.value_heads // tp)
+    yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
+    yield from _linear("mixer in", delta.projected // tp, hidden)
+    yield Weight(name="mixer convolution", shape=(delta.convolved // tp, 1, delta.kernel))
+    yield from _vectors("mixer gated norm", delta.value_width, at.layer.norm_vectors)
+    yield from _linear("mixer out", hidden, delta.inner // tp)
+
+
 def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
     layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
     norms = layer.norm_vectors
@@ -106,7 +120,7 @@ def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
         bias=hidden if layer.biases else 0,
     )
     if latent is None:
-        rows = (heads + 2 * groups) * width // tp
+        rows = ((1 + attention.gated) * heads + 2 * groups) * width // tp
         yield from _vectors("attention norm", hidden, norms)
         yield from _linear("qkv", rows, hidden, bias=rows if attention.qkv_biases else 0)
         if attention.head_norms != "none":

@@ -22,9 +22,9 @@ from autopar.price.activations import (
     kept_parts,
     layer_saved_bytes,
     offloaded_bytes,
+    recurrent_bytes,
     routed_tokens,
     saved_parts,
-    scan_bytes,
     score_count,
     stream_bytes,
 )
@@ -196,7 +196,7 @@ class PeakBreakdown(Record):
     dispatched_bytes: int = 0
     """Tokens in dispatch to experts of other ranks, and in combine."""
     scan_bytes: int = 0
-    """States, convolution and other tensors of a Mamba-2 scan."""
+    """States and other tensors of the recurrence of a mixer."""
     transfer_bytes: int = 0
     """Tensors received from other pipeline stages or being sent to them."""
 
@@ -412,12 +412,14 @@ def _layer_backward(last: _LastLayer) -> Iterator[_Extra]:
     parts = dict(saved_parts(at.recomputing(frozenset())))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
     in_scores, behind = _restored(at)
-    mamba, number = at.layer.mamba, score_count(at)
-    if mamba is not None:
-        yield _Extra(backward_bytes=again + input_bytes(at), scan_bytes=scan_bytes(at, mamba)[1])
+    mixer, number = at.layer.recurrent, score_count(at)
+    if mixer is not None:
+        scan = recurrent_bytes(at, mixer)[1]
+        freed = sum(_behind_attention(at))
+        yield _Extra(backward_bytes=again + input_bytes(at), scan_bytes=scan, freed_bytes=freed)
     if at.layer.mlp is not None:
         yield _Extra(backward_bytes=again + behind + gradients + input_bytes(at))
-    elif mamba is None:
+    elif mixer is None:
         widths = sum(parts.get(name, 0) for name in ("qkv", "query", "key", "value"))
         yield _Extra(backward_bytes=again + widths + input_bytes(at))
     if again or "moe" in at.split.modules:
@@ -463,6 +465,14 @@ def _behind_attention(at: RankLayer) -> Sequence[int]:
     return [size for _, size in parts[inputs[-1] :]]
 
 
+def _scan_ahead(at: RankLayer) -> int:
+    """Return the transient bytes of a layer's recurrence beyond those that its MLP saves later."""
+    mixer = at.layer.recurrent
+    if mixer is None:
+        return 0
+    return max(0, recurrent_bytes(at, mixer)[0] - sum(_behind_attention(at)))
+
+
 class _Extra(NamedTuple):
     """Transient bytes at the peak of a chunk's event, in addition to saved activations."""
 
@@ -486,7 +496,7 @@ def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     forward = [
         _Extra(
             dispatched_bytes=_dispatch_bytes(last.at),
-            scan_bytes=scan_bytes(last.at, mamba)[0] if (mamba := last.at.layer.mamba) else 0,
+            scan_bytes=_scan_ahead(last.at),
             freed_bytes=ahead + last.behind_bytes,
         )
         for last in _last_layers(run, chunk)

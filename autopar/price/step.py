@@ -230,7 +230,7 @@ class LayerTimeCache:
         # attention is independent of experts, and an MLP of the distribution of heads and tokens
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(plain, replace(block, mlp=None))
-        other = replace(block, attention=None, mamba=None)
+        other = replace(block, attention=None, recurrent=None)
         if isinstance(block.mlp, Mlp):
             second = self._half(replace(plain, heads_exchanged=False), other)
         else:
@@ -533,7 +533,7 @@ def _check(job: Job) -> None:
             {
                 **degrees,
                 "heads": None if block.attention is None else block.attention.heads,
-                "mixer_heads": None if block.mamba is None else block.mamba.heads,
+                "mixer_heads": None if block.recurrent is None else block.recurrent.heads,
                 "experts": block.mlp.number if isinstance(block.mlp, Experts) else None,
                 "expert_width": block.mlp.width if isinstance(block.mlp, Experts) else None,
             },

@@ -43,7 +43,7 @@ from autopar.rates.parts.operations import (
 )
 from autopar.rates.parts.optimizer import weights_cast_s
 from autopar.records import replace
-from autopar.run.architecture import Attention, Experts, Mamba, Mlp
+from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Mlp, Recurrent
 from autopar.run.job import (
     Block,
     Job,
@@ -79,9 +79,9 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     if block.attention is not None:
         context = context_parallel_comm(machine, job, block.attention)
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
-    if block.mamba is not None:
+    if block.recurrent is not None:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
-        context = _sum(context, mamba_sends(machine, job, block.mamba))
+        context = _sum(context, recurrent_sends(machine, job, block.recurrent))
     if isinstance(block.mlp, Mlp):
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     elif block.mlp is not None:
@@ -123,8 +123,8 @@ def layer_kernels(
     if block.cross_tokens is not None and block.attention is not None:
         keys = block.cross_tokens
         yield from _cross_parts(machine, job, block.hidden, block.attention, split, keys)
-    if block.mamba is not None:
-        yield from _mamba_parts(machine, job, block.hidden, block.mamba, split)
+    if block.recurrent is not None:
+        yield from _recurrent_parts(machine, job, block.hidden, block.recurrent, split)
     if isinstance(block.mlp, Mlp):
         mlp = block.mlp
         yield from mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
@@ -175,6 +175,9 @@ def _attention_parts(
     if latent is not None:
         widths = (latent.query_rank or 0) + latent.kv_rank
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
+    if attention.gated:
+        gate = n * values
+        yield element_part(machine, job, "output gate", "attention", "residual", gate)
     heads = (attention.query + key_value) / t
     if attention.head_norms != "none" and latent is None:
         # In latent attention these norms act on the latents, whatever the engine calls them.
@@ -350,13 +353,62 @@ _SCAN_KERNELS = 6
 """Kernels of convolution, gate and scan, each with a launch."""
 
 
-def _mamba_parts(
-    machine: Machine, job: Job, hidden: int, mamba: Mamba, split: RankShape
+_DELTA_RATES = 1.13, 0.59
+"""Counted FLOP of a delta rule over those of the vector units in its time: forward, backward.
+
+From published times of flash-linear-attention with heads of 128. The forward of 8,192 tokens and 96
+heads takes 2.03 ms on H800 (PaddlePaddle/flash-attention, pull request 133). Forward and backward
+of 32,768 tokens and 32 heads take 15.8 ms on H200 (fla-org/flash-linear-attention, issue 645). This
+rate predicts 1.7 ms on B200 for the first, where 1.49 ms were measured (flashinfer-ai/flashinfer,
+pull request 2742)."""
+
+
+def _recurrent_parts(
+    machine: Machine, job: Job, hidden: int, mixer: Recurrent, split: RankShape
 ) -> Iterator[KernelTime]:
     n, t = split.tokens, split.tensor
-    yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba.projected / t, hidden)
-    yield from linear_parts(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
-    inner = mamba.inner / t
+    yield from linear_parts(machine, job, "mixer in", "mixer", n, mixer.projected / t, hidden)
+    yield from linear_parts(machine, job, "mixer out", "mixer", n, hidden, mixer.inner / t)
+    if isinstance(mixer, Mamba):
+        yield _scan(machine, job, mixer, split)
+    else:
+        yield from _delta_parts(machine, job, mixer, split)
+
+
+def _delta_parts(
+    machine: Machine, job: Job, delta: DeltaNet, split: RankShape
+) -> Iterator[KernelTime]:
+    """Yield the kernels of a gated delta net between its projections.
+
+    Queries and keys are normed, then repeated to the heads of the values; the output is normed and
+    gated (Megatron-Core d98e8a64, core/ssm/gated_delta_net).
+    """
+    n, t = split.tokens, split.tensor
+    repeated = 2 * delta.value_heads * delta.key_width if delta.value_heads > delta.key_heads else 0
+    for name, module, operation, width in (
+        ("convolution", "mixer", "layout", delta.convolved),
+        ("norms of keys", "mixer", "norm", 2 * delta.keys),
+        ("repeated keys", "mixer", "layout", repeated),
+        ("gated norm", "gdn_norm_out", "norm", delta.inner),
+        ("output gate", "gdn_norm_out", "residual", delta.inner),
+    ):
+        if width:
+            yield element_part(machine, job, name, module, operation, n * width / t)
+    keys, values = delta.key_width, delta.value_width
+    # products within a chunk, and of keys and values with the state (arXiv 2406.06484, section 3)
+    each = 4 * delta.chunk * (2 * keys + values) + 6 * keys * values
+    flop = n * delta.value_heads / t * each
+    vectors = machine.kernels.flop_per_s["fp32"]
+    forward, backward = (
+        passes * flop / (vectors * rate)
+        for passes, rate in zip((1.0, 2.5), _DELTA_RATES, strict=True)
+    )
+    yield KernelTime("delta rule", "mixer", "memory", forward, backward)
+
+
+def _scan(machine: Machine, job: Job, mamba: Mamba, split: RankShape) -> KernelTime:
+    """Return the time of convolution, gate and scan of a Mamba-2 mixer."""
+    n, inner = split.tokens, mamba.inner / split.tensor
     # 2 n d (2 N + c): states in and out, and within a chunk of c tokens.
     flop = 2 * n * inner * (2 * mamba.state + mamba.chunk)
     dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
@@ -365,7 +417,7 @@ def _mamba_parts(
     forward, backward = (
         n * inner * each / machine.kernels.flop_per_s["fp32"] + launches for each in SCAN_FLOP
     )
-    yield KernelTime("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
+    return KernelTime("mixer", "mixer", "memory", forward + scan, backward + 2 * scan)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -449,19 +501,20 @@ def context_parallel_comm(
     )
 
 
-def mamba_sends(machine: Machine, job: Job, mamba: Mamba) -> CommunicationTime:
+def recurrent_sends(machine: Machine, job: Job, mixer: Recurrent) -> CommunicationTime:
     """Return the time of the all-to-alls that exchange heads of a mixer for tokens.
 
-    Gate, values, B, C and steps are sent before the convolution and the output after the scan; the
-    backward sends their gradients. Each rank has at least one group (Megatron-Core d98e8a64,
-    core/ssm/mamba_context_parallel.py).
+    The projected input is sent before the convolution and the output after the recurrence; the
+    backward sends their gradients. Mamba-2 sends gate, values, B, C and steps one by one, and each
+    rank has at least one group (Megatron-Core d98e8a64, core/ssm/mamba_context_parallel.py).
     """
     if job.cp == 1:
         return CommunicationTime()
-    groups = max(mamba.groups / job.tp, job.cp)
-    states = groups * mamba.state
-    inner = mamba.inner / job.tp
-    widths = (inner, inner, states, states, mamba.heads / job.tp, inner)
+    inner = mixer.inner / job.tp
+    widths: tuple[float, ...] = (mixer.projected / job.tp, inner)
+    if isinstance(mixer, Mamba):
+        states = max(mixer.groups / job.tp, job.cp) * mixer.state
+        widths = (inner, inner, states, states, mixer.heads / job.tp, inner)
     once = sum(
         transfer_s(machine, "all2all", job.tokens * width * job.element_bytes, job.cp, job.tp)
         for width in widths

@@ -35,6 +35,15 @@ class LatentAttention(Record):
     """Width of the rotary part; all heads share one rotary key."""
 
 
+class Indexer(Record, checked=True):
+    """Indexer of sparse attention (DeepSeek-V3.2): scores that choose the keys of a query."""
+
+    heads: Positive
+    width: Positive
+    topk: Positive
+    """Keys that a query attends to."""
+
+
 class Attention(Record, tag_field="kind", tag="attention"):
     """Attention block of one layer."""
 
@@ -61,6 +70,10 @@ class Attention(Record, tag_field="kind", tag="attention"):
     qkv_biases: bool = False
     dropout: _Share = 0.0
     latent: LatentAttention | None = None
+    gated: bool = False
+    """True if a projection of the input gates the output of attention."""
+    indexer: Indexer | None = None
+    """Indexer that chooses the keys of a query; None for all keys."""
 
     @property
     def query(self) -> int:
@@ -131,6 +144,56 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
         return hidden * (self.projected + self.inner) + channels + 3 * self.heads + norm
 
 
+class DeltaNet(Record, checked=True, tag_field="kind", tag="delta"):
+    """A gated delta net (arXiv 2412.06464): linear attention with a decay and a gate.
+
+    Queries and keys have `key_heads`; values, decays and gates have `value_heads`.
+    """
+
+    key_heads: Positive
+    value_heads: Positive
+    key_width: Positive
+    value_width: Positive
+    kernel: Positive = 4
+    """Tokens that the causal convolution of queries, keys and values reads."""
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of the recurrence."""
+        return self.value_heads
+
+    @property
+    def chunk(self) -> int:
+        """Tokens per chunk of the kernel (flash-linear-attention)."""
+        return 64
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys of all heads, and of the queries."""
+        return self.key_heads * self.key_width
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads."""
+        return self.value_heads * self.value_width
+
+    @property
+    def convolved(self) -> int:
+        """Width of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.inner
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input projection: convolved channels, gate, decay and step."""
+        return self.convolved + self.inner + 2 * self.value_heads
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: projections, convolution, decay and step of heads, norm."""
+        channels = self.kernel * self.convolved
+        heads = 2 * self.value_heads + self.value_width
+        return hidden * (self.projected + self.inner) + channels + heads
+
+
 class Mlp(Record, tag_field="kind", tag="mlp"):
     """A dense MLP of two matrices, or of three if it is gated."""
 
@@ -162,7 +225,9 @@ class Experts(Record, tag_field="kind", tag="experts"):
     groups_per_token: Positive = 1
 
 
-Mixer = Attention | Mamba
+Recurrent = Mamba | DeltaNet
+"""Mixers with a recurrence over tokens instead of scores of pairs."""
+Mixer = Attention | Recurrent
 
 
 class Layer(Record):
@@ -190,9 +255,9 @@ class Layer(Record):
         return next((one for one in self.mixers if isinstance(one, Attention)), None)
 
     @property
-    def mamba(self) -> Mamba | None:
-        """Mamba-2 mixer of the layer, or None."""
-        return next((one for one in self.mixers if isinstance(one, Mamba)), None)
+    def recurrent(self) -> Recurrent | None:
+        """Mixer of the layer that is not attention, or None."""
+        return next((one for one in self.mixers if not isinstance(one, Attention)), None)
 
     @property
     def parts(self) -> int:
@@ -303,13 +368,30 @@ class Model(Record, dict=True):
     @cached_property
     def first_mamba(self) -> Mamba | None:
         """Mixer of the first Mamba-2 layer; None for a model without such layers."""
-        return next((one.mamba for one in self.kinds if one.mamba is not None), None)
+        found = (one.recurrent for one in self.kinds)
+        return next((one for one in found if isinstance(one, Mamba)), None)
+
+    @cached_property
+    def first_delta(self) -> DeltaNet | None:
+        """Mixer of the first gated delta net; None for a model without such layers."""
+        found = (one.recurrent for one in self.kinds)
+        return next((one for one in found if isinstance(one, DeltaNet)), None)
 
     @property
     def is_hybrid(self) -> bool:
-        """True if some layer is not attention followed by an MLP."""
+        """True if some layer is not attention or a gated delta net, followed by an MLP."""
         return any(
-            one.attention is None or one.mlp is None or len(one.mixers) > 1 for one in self.kinds
+            one.mlp is None or len(one.mixers) != 1 or isinstance(one.mixers[0], Mamba)
+            for one in self.kinds
+        )
+
+    @property
+    def is_conventional(self) -> bool:
+        """True if all layers are attention followed by an MLP, without output gate or indexer."""
+        return not self.is_hybrid and all(
+            isinstance(mixer, Attention) and not mixer.gated and mixer.indexer is None
+            for one in self.kinds
+            for mixer in one.mixers
         )
 
     @cached_property
@@ -440,7 +522,7 @@ def refuse_unlike(model: Model) -> None:
     """Raise InputError if the layers of a model do not allow a uniform plan.
 
     A uniform plan needs a decoder-only model with attention. Layers may differ only in their parts
-    (attention or Mamba-2, experts or a dense MLP) and in the sliding window.
+    (attention or one other mixer, experts or a dense MLP) and in the sliding window.
     """
     if model.first_attention is None:
         raise InputError(f"model {model.name!r}: uniform plans need a layer with attention")
@@ -480,7 +562,7 @@ def _heads(layer: Layer) -> tuple[object, ...] | None:
     if one is None:
         return None
     sizes = (one.heads, one.kv_heads, one.width, one.value_width, one.rotary_share)
-    return (*sizes, one.latent, one.head_norms, one.dropout)
+    return (*sizes, one.latent, one.head_norms, one.dropout, one.gated, one.indexer)
 
 
 def _norms(layer: Layer) -> tuple[object, ...]:
@@ -491,7 +573,7 @@ _ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
     "widths": lambda layer: layer.hidden,
     "sequence lengths": lambda layer: layer.seq_length,
     "heads": _heads,
-    "mixers": lambda layer: layer.mamba,
+    "mixers": lambda layer: layer.recurrent,
     "norms": _norms,
     "biases": lambda layer: layer.biases,
     "QKV biases": lambda layer: None if layer.attention is None else layer.attention.qkv_biases,

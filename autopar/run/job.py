@@ -14,7 +14,7 @@ from typing import Literal
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, Experts, Layer, Mamba, Mlp
+from autopar.run.architecture import Attention, Experts, Layer, Mlp, Recurrent
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import layers_of_spec
 from autopar.run.runtime import HostAdam
@@ -25,6 +25,7 @@ Module = Literal[
     "layernorm",
     "core_attn",
     "mla_up_proj",
+    "gdn_norm_out",
     "attention",
     "mlp",
     "moe_act",
@@ -45,7 +46,7 @@ class Block(Record):
     number: int
     hidden: int
     attention: Attention | None = None
-    mamba: Mamba | None = None
+    recurrent: Recurrent | None = None
     mlp: Mlp | Experts | None = None
     biases: bool = False
     """True if linear layers have biases."""
@@ -70,7 +71,7 @@ class Block(Record):
     @property
     def sums(self) -> int:
         """Number of residual additions, one after each part."""
-        parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
+        parts = (self.attention, self.recurrent, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
 
     @property
@@ -254,7 +255,7 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
         number=1,
         hidden=layer.hidden,
         attention=_attention(layer),
-        mamba=layer.mamba,
+        recurrent=layer.recurrent,
         mlp=layer.mlp,
         biases=layer.biases,
         cross_tokens=cross_tokens,
@@ -294,9 +295,9 @@ def parameters(block: Block) -> tuple[float, float]:
         matrices = sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
         # Cross-attention has separate matrices.
         dense += matrices * (1 if block.cross_tokens is None else 2)
-    if block.mamba is not None:
-        mamba = block.mamba
-        dense += h * mamba.projected + mamba.inner * h
+    if block.recurrent is not None:
+        mixer = block.recurrent
+        dense += h * (mixer.projected + mixer.inner)
     if isinstance(block.mlp, Mlp):
         dense += (3 if block.mlp.gated else 2) * h * block.mlp.width
     elif block.mlp is not None:
@@ -384,7 +385,8 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
     """Return the (output, input) widths of the projections before attention."""
     latent = attention.latent
     if latent is None:
-        return ((attention.query + attention.key_value, hidden),)
+        gate = attention.query if attention.gated else 0
+        return ((attention.query + gate + attention.key_value, hidden),)
     values = attention.value_width
     # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, then expand to the heads.
     keys = attention.heads * (attention.width - latent.rotary_width + values)

@@ -16,7 +16,7 @@ from msgspec import Meta, field
 
 from autopar.errors import InputError
 from autopar.records import Record, Seconds, number, whole_number
-from autopar.run.architecture import Mamba
+from autopar.run.architecture import DeltaNet, Indexer, Mamba
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -54,27 +54,6 @@ class LatentSpec(Record, checked=True):
     value_width: _Size
 
 
-class DeltaSpec(Record, checked=True, tag_field="kind", tag="delta"):
-    """A gated delta net (arXiv 2412.06464): linear attention with a decay and a gate.
-
-    Queries and keys have `key_heads`; values, decays and gates have `value_heads`.
-    """
-
-    key_heads: _Size
-    value_heads: _Size
-    key_width: _Size
-    value_width: _Size
-    kernel: _Size = 4
-    """Tokens that the causal convolution of queries, keys and values reads."""
-
-    def parameter_count(self, hidden: int) -> int:
-        """Return the parameters: projections, convolution, decay and step of heads, norm."""
-        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
-        projected = 2 * keys + 2 * values + 2 * self.value_heads
-        channels = self.kernel * (2 * keys + values)
-        return hidden * (projected + values) + channels + 2 * self.value_heads + self.value_width
-
-
 class ConvolutionSpec(Record, checked=True, tag_field="kind", tag="convolution"):
     """A gated short convolution of the hidden size (LFM2)."""
 
@@ -99,20 +78,11 @@ class LightningSpec(Record, checked=True, tag_field="kind", tag="lightning"):
         return 5 * hidden * inner + inner
 
 
-class IndexerSpec(Record, checked=True):
-    """Indexer of sparse attention (DeepSeek-V3.2): scores that choose the keys of a query."""
-
-    heads: _Size
-    width: _Size
-    topk: _Size
-    """Keys that a query attends to."""
-
-
-_Mixer = Mamba | DeltaSpec | ConvolutionSpec | LightningSpec
+_Mixer = Mamba | DeltaNet | ConvolutionSpec | LightningSpec
 _MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
 _Mixers = Annotated[tuple[_Mixer, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
 _INDEXER = '{"heads": ..., "width": ..., "topk": ...}'
-_Indexer = Annotated[IndexerSpec, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
+_Indexer = Annotated[Indexer, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
 Parts = Literal["both", "mixer", "mlp"]
 _WIDTHS = '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}'
 _Latent = Annotated[
@@ -416,8 +386,10 @@ def sizes_known(layer: LayerSpec) -> bool:
 
 
 def is_hybrid(spec: ModelSpec) -> bool:
-    """Return True if some layer is not attention followed by an MLP."""
-    return any(one.parts != "both" or one.mixers or one.indexer for one in spec.layers)
+    """Return True if some layer is not attention without gate or indexer, followed by an MLP."""
+    return any(
+        one.parts != "both" or one.mixers or one.output_gate or one.indexer for one in spec.layers
+    )
 
 
 def refuse_hybrid(spec: ModelSpec, what: str) -> ModelSpec:

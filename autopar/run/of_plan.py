@@ -17,17 +17,16 @@ from autopar.run.architecture import (
     HeadNorms,
     LatentAttention,
     Layer,
-    Mamba,
     Mixer,
     Mlp,
     Model,
+    Recurrent,
     grouped,
     refuse_unlike,
     with_attention,
 )
 from autopar.run.model import (
     ConvolutionSpec,
-    DeltaSpec,
     LayerSpec,
     LightningSpec,
     ModelSpec,
@@ -146,11 +145,11 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             f"model {spec.name!r}: heads and MLP width are unknown",
             remedy="Add --model with a model spec",
         )
-    mixers: list[Mixer] = [one for one in layer.mixers if isinstance(one, Mamba)]
-    if len(mixers) < len(layer.mixers) or layer.output_gate or layer.indexer is not None:
+    mixers: list[Mixer] = [one for one in layer.mixers if isinstance(one, Recurrent)]
+    if len(mixers) < len(layer.mixers) or layer.indexer is not None:
         raise InputError(
             f"model {spec.name!r}: {_unpriced(layer)} is counted, but time and memory are unknown",
-            remedy="Use a model with attention and Mamba-2 alone",
+            remedy="Use a model with attention, gated delta nets and Mamba-2 alone",
         )
     norms = layer_norms(layer)
     if has_attention(layer):
@@ -168,8 +167,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
     )
 
 
-_UNPRICED = {
-    DeltaSpec: "a gated delta net",
+_UNPRICED: dict[type, str] = {
     ConvolutionSpec: "a short convolution",
     LightningSpec: "lightning attention",
 }
@@ -180,7 +178,7 @@ def _unpriced(layer: LayerSpec) -> str:
     others = [name for kind, name in _UNPRICED.items() for one in layer.mixers if type(one) is kind]
     if layer.indexer is not None:
         others.append("attention to tokens chosen by an indexer")
-    return others[0] if others else "a gate of attention's output"
+    return others[0]
 
 
 def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Attention:
@@ -202,6 +200,7 @@ def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) ->
         yarn=spec.yarn_positions and latent is None,
         sinks=layer.attention_sinks,
         qkv_biases=layer.biases or layer.qkv_biases,
+        gated=layer.output_gate,
         latent=None
         if latent is None
         else LatentAttention(

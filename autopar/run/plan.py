@@ -35,7 +35,16 @@ ZeroDefault = Literal["ddp", "zero1", "zero2"]
 """States that data-parallel ranks shard without ZeRO-3: none, optimizer, or also gradients."""
 ZERO_DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
 """Values of `ZeroDefault` by ZeRO stage, 0 to 2."""
-Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+Module = Literal[
+    "core_attn",
+    "gdn_norm_out",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "moe_act",
+    "shared_experts",
+]
 """Modules of selective recomputation, named as in Megatron-Core."""
 
 

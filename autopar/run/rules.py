@@ -348,6 +348,7 @@ NO_SPLIT_EXPERTS = Rule(
 EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp: width % etp,
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
 EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
+_DELTA = "megatron/core/transformer/transformer_config.py (d98e8a64)"
 _MIXERS = "megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py (d98e8a64)"
 MIXER_HEADS = Rule(
     "mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
@@ -371,8 +372,20 @@ MIXERS = (
          lambda heads, groups: heads % groups,
          "heads of a mixer({mixer_heads}) % its groups({mixer_groups}) = {rest} != 0",
          source=_MIXERS),
+    *(Rule(f"delta-{heads}.tensor", (f"delta_{heads}", "tp"), lambda number, tp: number % tp,
+           f"{heads[:-1]} heads of a gated delta net({{delta_{heads}}}) % tp({{tp}}) = "
+           "{rest} != 0", source=_DELTA)
+      for heads in ("keys", "values")),
+    *(Rule(f"delta-{heads}.context", (f"delta_{heads}", "tp", "cp"),
+           lambda number, tp, cp: (cp > 1) * (number % tp == 0) * (number % (tp * cp)),
+           f"{heads[:-1]} heads of a gated delta net({{delta_{heads}}}) % "
+           "(tp({tp}) * cp({cp})) = {rest} != 0", source=_DELTA)
+      for heads in ("keys", "values")),
+    Rule("delta-values.keys", ("delta_values", "delta_keys"), lambda values, keys: values % keys,
+         "value heads of a gated delta net({delta_values}) % its key heads({delta_keys}) "
+         "= {rest} != 0", source=_DELTA),
 )  # fmt: skip
-"""Rules of Mamba-2 layers: tensor ranks split heads and groups, context ranks exchange heads."""
+"""Rules of mixers: tensor ranks split heads and groups, context ranks exchange heads."""
 MIXER_FP8 = Rule(
     "mixer.fp8", ("mixer_projected", "tp", "fp8"),
     lambda width, tp, fp8: fp8 * (width % tp == 0) * ((width // tp) % 16),
@@ -381,7 +394,8 @@ MIXER_FP8 = Rule(
 )  # fmt: skip
 NO_HYBRID = Rule(
     "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,
-    "only Megatron-LM is priced with layers of one part and with Mamba-2", "Use --engine megatron",
+    "only Megatron-LM is priced with layers of one part, mixers other than attention, and gated "
+    "or sparse attention", "Use --engine megatron",
 )  # fmt: skip
 """Rule for engines whose hybrid models have no price."""
 ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)

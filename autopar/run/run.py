@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from autopar.records import Positive, Record, replace
-from autopar.run.architecture import Layer, Mamba, Model
+from autopar.run.architecture import Layer, Model
 from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
 from autopar.run.strategy import Recomputation, Split, Strategy, with_split
@@ -161,12 +161,17 @@ def run_with_split(run: Run, **fields: Any) -> Run:
     return replace(run, strategy=with_split(run.strategy, **fields))
 
 
-def mamba_values(mamba: Mamba | None) -> dict[str, int]:
-    """Return the sizes of a mixer that the rules of `MIXERS` read; empty without a mixer."""
-    if mamba is None:
-        return {}
-    sizes = {"heads": mamba.heads, "groups": mamba.groups, "projected": mamba.projected}
-    return {f"mixer_{name}": size for name, size in sizes.items()}
+def mixer_values(model: Model) -> dict[str, int]:
+    """Return the sizes of mixers that the rules of `MIXERS` read; empty with attention alone."""
+    mamba, delta = model.first_mamba, model.first_delta
+    found = {}
+    if delta is not None:
+        found = {"delta_keys": delta.key_heads, "delta_values": delta.value_heads}
+        found["mixer_projected"] = delta.projected
+    if mamba is not None:
+        found |= {"mixer_heads": mamba.heads, "mixer_groups": mamba.groups}
+        found["mixer_projected"] = mamba.projected
+    return found
 
 
 def legal(run: Run) -> Run:
@@ -201,7 +206,7 @@ def legal(run: Run) -> Run:
             "micro_batch": strategy.micro_batch,
             "seq_length": run.seq_length,
             "heads": None if (attention := model.first_attention) is None else attention.heads,
-            **mamba_values(model.first_mamba),
+            **mixer_values(model),
             "layers": model.num_layers,
             "placed_layers": len(placed),
             "misplaced_layers": sorted(placed) != list(range(model.num_layers)),

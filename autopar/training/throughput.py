@@ -270,9 +270,9 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
             yield "attention", float((attention.query + attention.value) * h)
             # keys and values are computed from the tokens of the other sequence
             yield "attention", attention.key_value * h * block.cross_tokens / seq
-    if block.mamba is not None:
-        mamba = block.mamba
-        yield "mamba", float(h * mamba.projected + mamba.inner * h)
+    if block.recurrent is not None:
+        mixer = block.recurrent
+        yield "mixer", float(h * (mixer.projected + mixer.inner))
     mlp = block.mlp
     if mlp is None:
         return

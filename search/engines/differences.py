@@ -134,7 +134,7 @@ def _of_layer(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from _fields(one, other, "split")
         return
     yield from _fields(one.attention, other.attention, "attention")
-    yield from _fields(one.mamba, other.mamba, "mixer")
+    yield from _fields(one.recurrent, other.recurrent, "mixer")
     yield from _fields(one.mlp, other.mlp, "experts" if one.experts else "mlp")
     bare, its = (replace(layer, mixers=(), mlp=None) for layer in (one, other))
     yield from _fields(bare, its, "layer")

@@ -16,7 +16,7 @@ from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.rules import NO_HYBRID, WHOLE_KEYS, Notice, Rule, broken, holds_all, refuse
-from autopar.run.run import Run, legal, mamba_values
+from autopar.run.run import Run, legal, mixer_values
 from autopar.run.runtime import (
     BLACKWELL,
     ExpertKernels,
@@ -210,8 +210,8 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "sequence_parallel": True,
         "ulysses": 1,
         "heads": model.attention.heads,
-        **mamba_values(model.first_mamba),
-        "hybrid": model.is_hybrid,
+        **mixer_values(model),
+        "hybrid": not model.is_conventional,
         "query_groups": model.attention.kv_heads,
         # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,

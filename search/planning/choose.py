@@ -105,6 +105,9 @@ def route_of(request: Request) -> SearchChoice:
     try:
         uniform_model(spec)
     except InputError as error:
+        if is_hybrid(spec):
+            # per-layer plans have no hybrid models either
+            raise
         return _layered(request, error.short)
     question = open_launches(request)
     plain = not _modern_parts(question.spec) and not request.degrees.any_given

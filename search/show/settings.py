@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.sharded_peak import layout_of_run
 from autopar.records import replace
-from autopar.run.architecture import Mlp, Model
+from autopar.run.architecture import DeltaNet, Mamba, Mlp, Model
 from autopar.units import format_count
 
 if TYPE_CHECKING:
@@ -55,11 +55,12 @@ def _architecture(run: Run) -> Iterator[str]:
 
 
 def _kinds(model: Model) -> str:
-    """Return the numbers of layers of a hybrid model by part, in brackets; empty for others."""
-    if not model.is_hybrid:
+    """Return the numbers of layers by part, in brackets; empty for attention with MLPs."""
+    if model.is_conventional:
         return ""
     number = {
-        "Mamba-2": sum(layer.mamba is not None for layer in model.each_layer),
+        "Mamba-2": sum(isinstance(layer.recurrent, Mamba) for layer in model.each_layer),
+        "gated delta net": sum(isinstance(layer.recurrent, DeltaNet) for layer in model.each_layer),
         "attention": sum(layer.attention is not None for layer in model.each_layer),
         "MLP": sum(isinstance(layer.mlp, Mlp) for layer in model.each_layer),
         "MoE": sum(model.mixtures),

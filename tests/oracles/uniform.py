@@ -24,7 +24,17 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.architecture import Experts, LatentAttention, Mamba, Mlp, Model, grouped
+from autopar.run.architecture import (
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    Mlp,
+    Model,
+    Recurrent,
+    grouped,
+    with_attention,
+)
 from autopar.run.run import Run
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineContext, EngineSpace, run_of, runs
@@ -357,18 +367,28 @@ def small_model(draw: random.Random) -> Model:
 
 
 def small_hybrid(draw: random.Random) -> Model:
-    """Return a model whose layers are attention, Mamba-2, an MLP or experts alone."""
+    """Return a model with Mamba-2 or gated delta nets; its layers have one part, or some both."""
     plain = small_model(draw)
     whole = plain.last
     attention = whole.attention
     assert attention is not None
-    mixer = Mamba(
+    mixer: Recurrent = Mamba(
         heads=draw.choice([4, 8, 16]),
         width=64,
         state=draw.choice([64, 128]),
         groups=draw.choice([2, 4]),
         chunk=draw.choice([64, 128]),
     )
+    if draw.random() < 0.5:
+        keys = draw.choice([4, 8])
+        mixer = DeltaNet(
+            key_heads=keys, value_heads=keys * draw.choice([1, 2]), key_width=64, value_width=128
+        )
+        if attention.latent is None:
+            whole = with_attention(whole, replace(attention, gated=draw.random() < 0.5))
+        if draw.random() < 0.5:
+            every = (replace(whole, mixers=(mixer,)), replace(whole, mixers=(mixer,)), whole)
+            return replace(plain, layers=grouped(every)[0], repeat=draw.choice([1, 2, 3]))
     parts = {
         "*": replace(whole, mlp=None, norms=1),
         "M": replace(whole, mixers=(mixer,), mlp=None, norms=1),

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.whole
 
 SEEDS = 40
 MORE_SEEDS = 300
-MUTATED_SEEDS = (37, 43, 75, 111, 134, 140, 163, 184, 190, *range(30))
+MUTATED_SEEDS = (33, 37, 43, 75, 111, 134, 140, 163, 184, 190, *range(30))
 
 
 @lru_cache(maxsize=64)
@@ -206,7 +206,7 @@ def test_more_answers(seed: int) -> None:
     pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 200)
 )])  # fmt: skip
 def test_the_answer_for_a_hybrid_is_that_of_pricing_everything(seed: int) -> None:
-    """Layers that are attention, Mamba-2, an MLP or experts alone, with and without MTP."""
+    """Layers of one part or of both, with Mamba-2 or gated delta nets, with and without MTP."""
     found = question(seed, most=40, hybrid=True)
     check(found, fresh(found))
 

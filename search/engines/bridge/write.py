@@ -44,6 +44,12 @@ def write(run: Run, place: ExportTarget) -> Draft:
     express.
     """
     refuse_others(run, _TITLE, ())
+    if not run.model.is_conventional:
+        raise UnsupportedError(
+            "no file of Megatron-Bridge is written for layers of one part, mixers other than "
+            "attention, and gated or sparse attention",
+            remedy="Export the plan for Megatron-LM (--engine megatron)",
+        )
     recipe = recipe_of(run.model, place, tuned=run.runtime.adapters is not None)
     settings = settings_of(run, recipe)
     given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}

@@ -561,10 +561,6 @@ OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("binary-head", "bert-no-binary-head"), "a BERT model"),
     (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
     (("flextron",), "an elastic model"),
-    (
-        ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),
-        "attention of another kind",
-    ),
     (("quick-geglu",), "a gated activation that is not SwiGLU"),
     (("use-legacy-models",), "the models before Megatron-Core"),
 )  # fmt: skip

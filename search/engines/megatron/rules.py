@@ -31,7 +31,7 @@ from autopar.run.rules import (
     broken,
     without_repetitions,
 )
-from autopar.run.run import Run
+from autopar.run.run import Run, mixer_values
 from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words, ramp, ramp_start
 from search.engines.megatron.stages import PATTERN
 
@@ -209,7 +209,8 @@ ARGUMENTS = (
             lambda recomputes, given: recomputes > given,
             f"--recompute-modules {module} needs --{flag}")
       for module, flag in (("moe_act", "moe-grouped-gemm"),
-                           ("mla_up_proj", "multi-latent-attention"))),
+                           ("mla_up_proj", "multi-latent-attention"),
+                           ("gdn_norm_out", "experimental-attention-variant"))),
     _rule("recompute.delayed",
           "recomputes moe_act, recomputes layernorm, fp8-format, fp8-recipe=delayed",
           lambda activation, norm, fp8, delayed: (activation + norm) * fp8 * delayed,
@@ -685,8 +686,7 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
     strategy, dp, micro = run.strategy, run.strategy.dp, setting.value("micro_batch")
     start, step = ramp_start(setting), ramp(1)(setting)
     found: dict[str, Any] = {"micro_batches": strategy.micro_batches, "chunks": strategy.vpp}
-    if run.model.first_mamba is not None:
-        found["mixer_projected"] = run.model.first_mamba.projected
+    found |= mixer_values(run.model)
     if micro is not None:
         found["together"] = micro * dp
         if start is not None and step is not None:

@@ -342,7 +342,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "16_bits": _any("bf16", "fp16"),
     "selective": _selective,
     **{f"recomputes {module}": _recomputes(module)
-       for module in ("moe_act", "mla_up_proj", "layernorm", "shared_experts")},
+       for module in ("moe_act", "mla_up_proj", "gdn_norm_out", "layernorm", "shared_experts")},
     "rotary": _any("use-rotary-position-embeddings"),
     "lr_excess": lambda s: s.real("min-lr") > s.real("lr", math.inf),
     "warm_up_iters": lambda s: s.real("lr-warmup-iters") > 0,

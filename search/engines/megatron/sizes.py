@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from autopar.errors import shortened
 from autopar.records import replace, shorten
 from autopar.run.architecture import (
     Attention,
+    DeltaNet,
     Experts,
     LatentAttention,
     Layer,
+    LayerGroup,
     Mamba,
     Mlp,
     Model,
@@ -63,8 +66,8 @@ def read_pattern(words: LaunchArguments) -> LayerPattern | None:
     return found
 
 
-_ONLY_PRICED = "Only M, *, +, - and E are priced"
-_UNPRICED_LETTERS = {"G": "gated delta net", "D": "attention with an indexer"}
+_ONLY_PRICED = "Only M, G, *, +, - and E are priced"
+_UNPRICED_LETTERS = {"D": "attention with an indexer"}
 """Letters whose memory and time are not known, with the layer."""
 
 
@@ -122,6 +125,9 @@ def model_of(
         layers = words.number("num-layers", most=_MOST)
         mixtures = _mixtures(words, layers) if experts else (False,) * layers
         groups, repeat = decoder_layers(layer, mixtures, experts, whole_every)
+        linear = _linear_layers(words, layers)
+        if any(linear):
+            groups, repeat = _with_delta(groups, repeat, linear, _delta(words))
     else:
         each, mtp_block = _hybrid_layers(words, pattern, layer, experts, whole_every)
         (groups, repeat), mtp = grouped(each), pattern.depths
@@ -153,22 +159,28 @@ def _hybrid_layers(
     whole_every : n if every n-th layer has full attention; 0: none.
     """
     paired = is_gpt(words, pattern)
-    mixer = _mamba(words, layer.hidden) if "M" in pattern.letters + pattern.mtp else None
+    used = pattern.letters + pattern.mtp
+    _variant(words)
+    mixers = {
+        "M": _mamba(words, layer.hidden) if "M" in used else None,
+        "G": _delta(words) if "G" in used else None,
+    }
 
     def single(letter: str, place: int) -> Layer:
         if letter in "-E":
             mlp = experts if letter == "E" else layer.mlp
             return replace(layer, mixers=(), mlp=mlp, norms=1)
-        if letter == "M":
-            assert mixer is not None, "read where the pattern has an M"
+        if (mixer := mixers.get(letter)) is not None:
             return replace(layer, mixers=(mixer,), mlp=None, norms=1)
         whole = whole_every and (place + 1) % whole_every == 0
         return replace(without_window(layer) if whole else layer, mlp=None, norms=1)
 
     def each(letters: str) -> tuple[Layer, ...]:
         if paired:
-            mlps = (experts if letter == "E" else layer.mlp for letter in letters[1::2])
-            return tuple(replace(layer, mlp=mlp) for mlp in mlps)
+            return tuple(
+                replace(single(mixer, 0), mlp=single(mlp, 0).mlp, norms=2)
+                for mixer, mlp in zip(letters[::2], letters[1::2], strict=True)
+            )
         return tuple(single(letter, place) for place, letter in enumerate(letters))
 
     own, further = each(pattern.letters), each(pattern.mtp)
@@ -183,6 +195,54 @@ def _mamba(words: LaunchArguments, hidden: int) -> Mamba:
         state=words.number("mamba-state-dim", 128),
         groups=words.number("mamba-num-groups", 8),
     )
+
+
+def _delta(words: LaunchArguments) -> DeltaNet:
+    return DeltaNet(
+        key_heads=words.number("linear-num-key-heads", 16),
+        value_heads=words.number("linear-num-value-heads", 32),
+        key_width=words.number("linear-key-head-dim", 128),
+        value_width=words.number("linear-value-head-dim", 128),
+        kernel=words.number("linear-conv-kernel-dim", 4),
+    )
+
+
+_DELTA_NETS = ("gdn", "gated_delta_net")
+"""Names of the gated delta net; the second is the older one."""
+
+
+def _variant(words: LaunchArguments) -> str | None:
+    """Return the flag that selects gated delta nets; None without one.
+
+    Raises UnpricedError for attention of other kinds.
+    """
+    flag = next((one for one in _VARIANTS if words.has(one)), None)
+    if flag is not None and (kind := words.text(flag)) not in _DELTA_NETS:
+        raise words.unpriced(flag, f"{shorten(kind)} is not priced", "Only gdn is priced")
+    return flag
+
+
+def _linear_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
+    """Return a boolean for each layer of a GPT model, True for a gated delta net."""
+    flag = _variant(words)
+    if flag is None:
+        return (False,) * layers
+    if not words.has("linear-attention-freq"):
+        raise words.missing("linear-attention-freq", f"--{flag} is given")
+    # N is N - 1 gated delta nets, then attention
+    return _layer_list(words, "linear-attention-freq", layers, lambda place, n: (place + 1) % n > 0)
+
+
+def _with_delta(
+    groups: tuple[LayerGroup, ...], repeat: int, linear: tuple[bool, ...], delta: DeltaNet
+) -> tuple[tuple[LayerGroup, ...], int]:
+    """Return the groups of a decoder with gated delta nets in place of attention where `linear`."""
+    layers = [one.layer for one in groups for _ in range(one.count)] * repeat
+    pairs = zip(layers, linear, strict=True)
+    return grouped(tuple(replace(one, mixers=(delta,)) if own else one for one, own in pairs))
+
+
+_VARIANTS = ("experimental-attention-variant", "linear-attention-type")
 
 
 def _attention(
@@ -218,6 +278,7 @@ def _attention(
         qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
         dropout=words.real("attention-dropout", 0.1),
         latent=latent,
+        gated=words.has("attention-output-gate"),
     )
     return attention, whole_every
 
@@ -267,19 +328,25 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
 
     Raises DocumentError for other arguments and for a list of another length.
     """
-    text = words.text("moe-layer-freq", "1")
+    return _layer_list(words, "moe-layer-freq", layers, lambda place, n: place % n == 0)
+
+
+def _layer_list(
+    words: LaunchArguments, flag: str, layers: int, every: Callable[[int, int], bool]
+) -> tuple[bool, ...]:
+    """Return a boolean for each layer, from a list expression or from a number n.
+
+    every : True for the layers, counted from 0, that a number n selects.
+    """
+    text = words.text(flag, "1")
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
-        return tuple(layer % int(text) == 0 for layer in range(layers))
+        return tuple(every(layer, int(text)) for layer in range(layers))
     try:
         pattern = _pattern(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise words.fail(
-            "moe-layer-freq", f"expected a list of 0 and 1, got {shortened(text)}"
-        ) from None
+        raise words.fail(flag, f"expected a list of 0 and 1, got {shortened(text)}") from None
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
-        raise words.fail(
-            "moe-layer-freq", f"expected {layers} entries of 0 and 1, got {len(pattern)}"
-        )
+        raise words.fail(flag, f"expected {layers} entries of 0 and 1, got {len(pattern)}")
     return tuple(map(bool, pattern))
 
 

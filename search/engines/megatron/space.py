@@ -59,6 +59,8 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
     modules = ["core_attn", "layernorm"]
     if model.attention.latent is not None:
         modules.append("mla_up_proj")
+    if model.first_delta is not None:
+        modules.append("gdn_norm_out")
     if any(isinstance(layer.mlp, Mlp) for layer in model.kinds):
         modules.append("mlp")
     inner = []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
-from autopar.run.architecture import Attention, Layer, Mamba
+from autopar.run.architecture import Attention, DeltaNet, Layer, Mamba
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, Split, Strategy, even_chunks
 from search.engines.megatron.arguments import Argument, Flag, LayoutError, parse_layout
@@ -22,7 +22,7 @@ PATTERN = "hybrid-layer-pattern"
 LETTERS = "MG*+D-E"
 """Layers of a pattern, one part and one norm each: Mamba-2, gated delta net, attention, latent
 attention, latent attention with an indexer, MLP, experts."""
-_PAIR = re.compile(r"[*+D][-E]")
+_PAIR = re.compile(r"[*+DG][-E]")
 """Pattern of two layers that are one layer of a GPT model."""
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -201,11 +201,16 @@ def pattern_of(run: Run) -> LayerPattern:
     )
 
 
+_RECURRENT: dict[type, str] = {Mamba: "M", DeltaNet: "G"}
+"""Letters of mixers that are not attention."""
+
+
 def _letters(layer: Layer) -> str:
     found = ""
     for mixer in layer.mixers:
         is_latent = isinstance(mixer, Attention) and mixer.latent is not None
-        found += "M" if isinstance(mixer, Mamba) else "+" if is_latent else "*"
+        letter = _RECURRENT.get(type(mixer), "*")
+        found += "+" if is_latent else letter
     return found + ("" if layer.mlp is None else "E" if layer.experts is not None else "-")
 
 
@@ -225,13 +230,15 @@ def _repeated(kind: str, number: int) -> str:
     return kind * number if number < 2 else f"{kind}*{number}"
 
 
-def layer_pattern(layers: tuple[bool, ...]) -> str:
+def layer_pattern(layers: tuple[bool, ...], *, last: bool = False) -> str:
     """Return the value of `--moe-layer-freq`: N for every Nth layer, or a sum of lists.
 
     layers : one boolean per layer, True if it has experts.
+    last : as `--linear-attention-freq`, whose N is N - 1 layers of True, then one of False.
     """
-    for every in range(1, len(layers) + 1):
-        if layers == tuple(layer % every == 0 for layer in range(len(layers))):
+    for every in range(1 + last, len(layers) + 1):
+        chosen = (((at + 1) % every > 0) if last else at % every == 0 for at in range(len(layers)))
+        if layers == tuple(chosen):
             return str(every)
     runs: list[tuple[bool, int]] = []
     for is_mixture in layers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.rates.devices import default_attention
-from autopar.run.architecture import Attention, Experts, Mamba, Model, windows_of
+from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Model, windows_of
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL, Optimizer
 from autopar.run.strategy import wide_ends
@@ -109,6 +109,8 @@ def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
         yield _one("num-layers", model.num_layers)
     if model.first_mamba is not None:
         yield from _mamba(model.first_mamba)
+    if model.first_delta is not None:
+        yield from _delta(model, model.first_delta)
     yield _one("hidden-size", model.hidden)
     if model.dense_width:
         yield _one("ffn-hidden-size", model.dense_width)
@@ -144,6 +146,19 @@ def _mamba(mamba: Mamba) -> Iterator[Argument]:
     yield _one("mamba-num-groups", mamba.groups)
 
 
+def _delta(model: Model, delta: DeltaNet) -> Iterator[Argument]:
+    if not model.is_hybrid:
+        linear = tuple(isinstance(one.recurrent, DeltaNet) for one in model.each_layer)
+        # the name gdn is new; all releases have the older one
+        yield _one("experimental-attention-variant", "gated_delta_net")
+        yield _one("linear-attention-freq", layer_pattern(linear, last=True))
+    yield _one("linear-num-key-heads", delta.key_heads)
+    yield _one("linear-num-value-heads", delta.value_heads)
+    yield _one("linear-key-head-dim", delta.key_width)
+    yield _one("linear-value-head-dim", delta.value_width)
+    yield _one("linear-conv-kernel-dim", delta.kernel)
+
+
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("num-attention-heads", attention.heads)
     # The default, hidden size / heads, is wrong for some models, such as Qwen3.
@@ -160,7 +175,10 @@ def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     elif attention.kv_heads != attention.heads:
         yield ("group-query-attention", ())
         yield _one("num-query-groups", attention.kv_heads)
-    yield from _where(("qk-layernorm", attention.head_norms != "none"))
+    yield from _where(
+        ("qk-layernorm", attention.head_norms != "none"),
+        ("attention-output-gate", attention.gated),
+    )
     window, whole_every = windows_of(model)
     if window is not None:
         # Number of tokens before the token of the query, and after it.

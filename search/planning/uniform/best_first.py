@@ -19,6 +19,7 @@ import numpy as np
 
 from autopar.errors import InputError
 from autopar.price.assessment import Assessment, Target
+from autopar.price.oom_risk import kind_of_model
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
@@ -257,7 +258,9 @@ class _Search:
         self.prices, self.space = uniform.prices, uniform.space
         self.engine, self.job = uniform.engine, uniform.job
         self.target, self.fixed, self.top = target, fixed, top
-        self.room = MemoryBudget(target.capacity_bytes, target.oom_risk)
+        self.room = MemoryBudget(
+            target.capacity_bytes, target.oom_risk, kind_of_model(self.job.model)
+        )
         self.queue: list[_QueueEntry] = []
         self.found: dict[object, PricedRun] = {}
         self.opened = self.timed = self.counted = self.expanded = 0

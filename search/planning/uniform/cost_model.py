@@ -268,7 +268,7 @@ class UniformCostModel:
         attention = attention_of(plain)
         alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
-        other = replace(block, attention=None, mamba=None)
+        other = replace(block, attention=None, recurrent=None)
         if isinstance(block.mlp, Mlp):
             tokens = replace(alone, heads_exchanged=False)
             second = self._half(tokens, other, (*attention, at, "mlp"))

@@ -102,15 +102,18 @@ def live_forwards(
 class MemoryBudget:
     """Bytes that tensors may allocate on a device at an OOM probability limit, by kind of plan."""
 
-    def __init__(self, capacity_bytes: float, risk: float) -> None:
+    def __init__(self, capacity_bytes: float, risk: float, own: LaunchKind | None = None) -> None:
+        """Set the memory of a device and the limit; own : kind of all runs, None if they differ."""
         self.capacity_bytes = capacity_bytes
+        self._own = own
         self._left = capacity_bytes - CONTEXT_BYTES
         self._risk = risk
 
     @property
     def most_bytes(self) -> float:
         """Largest peak allocated that fits, maximum over all kinds of plans, bytes."""
-        least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
+        kinds = _LAUNCH_KINDS if self._own is None else (self._own,)
+        least = min(reserve_share(kind, self._risk) for kind in kinds)
         return max(0.0, self._left) / (1.0 + least)
 
     def fits_in(self, other: MemoryBudget) -> bool:
@@ -127,7 +130,7 @@ class MemoryBudget:
 
     def bytes_of(self, kind: LaunchKind) -> float:
         """Return the largest peak allocated within the limit, by kind of plan, bytes."""
-        return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
+        return max(0.0, self._left) / (1.0 + reserve_share(self._own or kind, self._risk))
 
 
 class RecomputedModules:

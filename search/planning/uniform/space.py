@@ -197,7 +197,7 @@ class UniformSearchSpace:
 
     def _deciding(self, way: ExpertDegrees) -> Precision | None:
         """Return the precision if legality depends on it, as in a model with mixers."""
-        return None if self.prices.job.model.first_mamba is None else way.precision
+        return None if self.prices.job.model.is_conventional else way.precision
 
     # ----------------------------------------------------------------------------------------------
     # Degrees with their bounds

@@ -34,11 +34,10 @@ OTHER_BLOCKS = {
     **dict.fromkeys(
         ("deepseek-v2-lite", "deepseek-v3", "glm-4.5-air", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2",
          "llama4-maverick", "llama4-scout", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
-         "qwen3-30b-a3b"),
+         "qwen3-30b-a3b", "qwen3-next-80b", "nemotron-3-nano", "nemotron-3-super"),
         "mixture of experts",
     ),
     "gemma-3-27b": "sliding-window attention",
-    **dict.fromkeys(("nemotron-3-nano", "nemotron-3-super"), "mixture of experts"),
     "t5-3b": "encoder-decoder",
     "t5-large": "encoder-decoder",
 }  # fmt: skip

@@ -135,6 +135,8 @@ def test_a_file_of_that_name_is_itself(tmp_path: Path, monkeypatch: pytest.Monke
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
         ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-next-80b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
         ("google/gemma-3-27b-it", "gemma-3-27b"),
         ("openai/gpt-oss-20b", "gpt-oss-20b"),

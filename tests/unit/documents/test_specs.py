@@ -62,6 +62,7 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-next-80b": 79_674_391_296,  # as its checkpoint has, without MTP
 }
 
 HF = {
@@ -436,7 +437,7 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
 
 NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
     "deepseek-v2-lite", "deepseek-v3", "gemma-3-27b", "glm-4.5-air", "gpt-oss-20b", "gpt-oss-120b",
-    "kimi-k2", "llama4-maverick", "llama4-scout",
+    "kimi-k2", "llama4-maverick", "llama4-scout", "qwen3-next-80b",
 }  # fmt: skip
 
 

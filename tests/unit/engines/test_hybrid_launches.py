@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
+from autopar.price.activations import saved_parts
+from autopar.price.parameters import stage_weights
 from autopar.records import replace
 from autopar.run.architecture import Experts, Mlp
 from autopar.run.rules import RuleError
@@ -60,11 +62,11 @@ def letters(run: Run) -> list[tuple[int, str | None]]:
 # The language
 
 
-segments = st.text("M*-E", max_size=6)
+segments = st.text("MG*-E", max_size=6)
 patterns = st.builds(
     LayerPattern,
     st.lists(segments, min_size=1, max_size=5).filter(any).map(tuple),
-    st.text("M*-E", min_size=1, max_size=3),
+    st.text("MG*-E", min_size=1, max_size=3),
     st.integers(0, 3),
 ).map(lambda one: one if one.depths else LayerPattern(one.segments))
 
@@ -151,6 +153,10 @@ def gpt(pattern: str, **more: Any) -> tuple[Run, Run]:
     flat = pattern.split("/")[0].replace("|", "")
     frequency = [int(letter == "E") for letter in flat[1::2]]
     arguments = {"--num-layers": len(flat) // 2, "--moe-layer-freq": str(frequency)}
+    if "G" in flat:
+        linear = [int(letter == "G") for letter in flat[::2]]
+        arguments["--experimental-attention-variant"] = "gdn"
+        arguments["--linear-attention-freq"] = str(linear)
     depths = pattern.count("/")
     if depths:
         arguments["--mtp-num-layers"] = depths
@@ -163,7 +169,7 @@ def gpt(pattern: str, **more: Any) -> tuple[Run, Run]:
     return first, read_run({**shared, **arguments}, world_size=8, source="x").run
 
 
-pairs = st.lists(st.sampled_from(["*-", "*E"]), min_size=4, max_size=8)
+pairs = st.lists(st.sampled_from(["*-", "*E", "G-", "GE"]), min_size=4, max_size=8)
 
 
 @often(30, 500, pairs, st.sampled_from([1, 2]), st.integers(0, 2))
@@ -310,6 +316,115 @@ def test_fp32_weights_of_a_mixer_have_no_other_copy() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Gated delta nets
+
+
+NEXT: dict[str, Any] = {
+    "--num-layers": 48, "--hidden-size": 2048, "--ffn-hidden-size": 5120,
+    "--num-attention-heads": 16, "--kv-channels": 256, "--group-query-attention": True,
+    "--num-query-groups": 2, "--qk-layernorm": True, "--attention-output-gate": True,
+    "--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4,
+    "--position-embedding-type": "rope", "--normalization": "RMSNorm", "--swiglu": True,
+    "--disable-bias-linear": True, "--untie-embeddings-and-output-weights": True,
+    "--num-experts": 512, "--moe-router-topk": 10, "--moe-ffn-hidden-size": 512,
+    "--moe-shared-expert-intermediate-size": 512, "--moe-grouped-gemm": True,
+    "--moe-token-dispatcher-type": "alltoall", "--vocab-size": 151936,
+    "--seq-length": 4096, "--max-position-embeddings": 4096, "--micro-batch-size": 1,
+    "--global-batch-size": 256, "--expert-model-parallel-size": 8, "--bf16": True,
+    "--use-distributed-optimizer": True, "--hidden-dropout": 0, "--attention-dropout": 0,
+}  # fmt: skip
+"""Qwen3-Next-80B-A3B without MTP."""
+
+
+def test_weights_of_gated_delta_nets_are_those_of_the_model() -> None:
+    """All of the checkpoint without MTP, but for the vector that gates the shared expert.
+
+    Megatron-LM has that vector only with a further argument.
+    """
+    run = read_run({**NEXT, "--expert-model-parallel-size": 1}, world_size=8).run
+    found = sum(one.elements for one in stage_weights(run, 0)[0])
+    assert found == 79_674_391_296 - 48 * 2048
+    assert [one.recurrent is not None for one in run.model.each_layer] == [
+        True,
+        True,
+        True,
+        False,
+    ] * 12
+
+
+def test_a_gated_delta_net_saves_its_projection_and_copies() -> None:
+    """Counted by hand, in elements of 2 bytes per token.
+
+    Projection, normed and repeated keys, values, chunk matrices, output, gate, and the normed
+    output before and after the gate.
+    """
+    run = read_run(NEXT, world_size=8).run
+    parts = dict(saved_parts(run.rank_layers[0]))
+    tokens, inner = 4096, 32 * 128
+    assert parts["mixer projection"] == 2 * tokens * (2 * 2048 + 2 * inner + 64)
+    assert parts["normed keys"] == 2 * tokens * 2 * 2048
+    assert parts["repeated keys"] == 2 * tokens * 2 * inner
+    assert parts["chunk matrices"] == 2 * tokens * 32 * 64
+    for name in ("values", "delta output", "output gate", "normed output", "mixer output"):
+        assert parts[name] == 2 * tokens * inner
+    again = {"--recompute-granularity": "selective", "--recompute-modules": "gdn_norm_out"}
+    less = account_of(read_run({**NEXT, **again}, world_size=8).run)
+    kept = account_of(run).peak_bytes - less.peak_bytes
+    assert kept == pytest.approx(36 * 2 * 2 * tokens * inner, rel=0.01)
+
+
+def test_a_gate_of_attention_doubles_its_queries() -> None:
+    """In weights; the gate is copied out of the projected input and the output is saved twice."""
+    run = read_run(NEXT, world_size=8).run
+    plain = read_run(
+        {key: value for key, value in NEXT.items() if "gate" not in key}, world_size=8
+    ).run
+    more = sum(one.elements for one in stage_weights(run, 0)[0])
+    assert more - sum(one.elements for one in stage_weights(plain, 0)[0]) == 12 * 2048 * 4096
+    parts, others = (dict(saved_parts(one.rank_layers[3])) for one in (run, plain))
+    assert parts["qkv"] - others["qkv"] == parts["output gate"] == 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"--tensor-model-parallel-size": 32, "--sequence-parallel": True}, "delta-keys.tensor"),
+        ({"--linear-num-value-heads": 24}, "delta-values.keys"),
+        ({"--tensor-model-parallel-size": 4, "--sequence-parallel": True,
+          "--context-parallel-size": 8}, "delta-keys.context"),
+    ],
+)  # fmt: skip
+def test_heads_of_a_gated_delta_net_are_divided(arguments: dict[str, Any], rule: str) -> None:
+    """Assertions of `TransformerConfig` (d98e8a64)."""
+    with pytest.raises(RuleError) as caught:
+        read_run({**NEXT, **arguments}, world_size=256)
+    assert rule in caught.value.ids
+
+
+def test_gated_delta_nets_are_written_as_they_are_read() -> None:
+    """With the period of attention, for the program of GPT models."""
+    run = read_run({**NEXT, "--rotary-base": 10000}, world_size=8).run
+    draft = write(run, ExportTarget(num_nodes=1, gpus_per_node=8))
+    assert "pretrain_gpt.py" in draft.launch
+    flags = flags_of(script_command(draft.files["megatron_args.sh"], "x").arguments)
+    assert flags["linear-attention-freq"] == ("4",)
+    arguments = {
+        f"--{flag}": True if not words else words[0] if len(words) == 1 else [*words]
+        for flag, words in flags.items()
+    }
+    again = read_run(arguments, world_size=8, source=run.name).run
+    assert replace(again, steps=run.steps) == run
+
+
+def test_a_missing_period_and_a_wrong_list_are_refused() -> None:
+    """With the argument."""
+    with pytest.raises(InputError, match="linear-attention-freq"):
+        read_run({key: one for key, one in NEXT.items() if "freq" not in key}, world_size=8)
+    with pytest.raises(InputError, match="expected 48 entries of 0 and 1, got 2"):
+        read_run({**NEXT, "--linear-attention-freq": "[1,0]"}, world_size=8)
+
+
+# --------------------------------------------------------------------------------------------------
 # What is refused
 
 
@@ -346,7 +461,7 @@ def test_fp8_needs_a_projection_of_whole_blocks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({PATTERN: "G-G*"}, "gated delta net"),
+        ({"--experimental-attention-variant": "gdn2", PATTERN: "G-G*"}, "is not priced"),
         ({PATTERN: "D-", "--kv-lora-rank": 64}, "indexer"),
         ({"--mtp-num-layers": 1}, "has no part in --hybrid-layer-pattern"),
         ({"--disable-mamba-mem-eff-path": True}, "saves other tensors"),
@@ -379,7 +494,7 @@ def test_a_pattern_excludes_other_partitions(flag: str, rule: str) -> None:
 # What is written
 
 
-hybrids = st.lists(st.text("M*-E", min_size=1, max_size=5), min_size=2, max_size=4).map("|".join)
+hybrids = st.lists(st.text("MG*-E", min_size=1, max_size=5), min_size=2, max_size=4).map("|".join)
 
 
 @often(

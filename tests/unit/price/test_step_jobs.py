@@ -23,7 +23,7 @@ from tests.step_cases import DENSE, card_named, job_with, stack_named
 (LLAMA,) = DENSE.blocks
 assert LLAMA.attention is not None
 MIXTURE = replace(LLAMA, mlp=Experts(number=8, per_token=2, width=1024, gated=True))
-MIXER = Block(number=4, hidden=4096, mamba=Mamba(heads=60, width=64, state=128, groups=4))
+MIXER = Block(number=4, hidden=4096, recurrent=Mamba(heads=60, width=64, state=128, groups=4))
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,7 @@ def test_more_further_layers_take_longer(machine: Machine) -> None:
 
 def test_the_layer_of_a_hybrid_mixes_tokens() -> None:
     """Where the model's last layer has experts alone, attention stands in front of them."""
-    mixer = Block(number=2, hidden=64, mamba=Mamba(heads=2, width=32, state=16, groups=1))
+    mixer = Block(number=2, hidden=64, recurrent=Mamba(heads=2, width=32, state=16, groups=1))
     attention = Block(number=3, hidden=64, attention=attention_of(heads=2, kv_heads=2, width=32))
     experts = Block(number=5, hidden=64, mlp=Experts(number=4, per_token=2, width=32, gated=True))
     job = replace(JOB, blocks=(attention, mixer, experts), ep=4)

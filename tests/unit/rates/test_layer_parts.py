@@ -72,7 +72,7 @@ def test_weights_are_quantised_in_every_kind_of_layer(machine: Machine) -> None:
     mixer = Mamba(heads=64, width=64, state=128, groups=8)
     alone = attention_of(heads=32, kv_heads=8, width=128)
     for block in (
-        Block(number=1, hidden=4096, mamba=mixer),
+        Block(number=1, hidden=4096, recurrent=mixer),
         Block(number=1, hidden=4096, mlp=Mlp(width=14336)),
         Block(number=1, hidden=4096, attention=alone),
     ):

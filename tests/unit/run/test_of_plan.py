@@ -26,7 +26,7 @@ def test_shipped_models_are_architectures(name: str) -> None:
         assert layer.cross == own.cross_attention
         heads = None if layer.attention is None else layer.attention.heads
         assert heads == own.num_heads
-        assert (layer.mamba,) == (own.mixers or (None,))
+        assert (layer.recurrent,) == (own.mixers or (None,))
 
 
 def test_alternating_layers_are_a_repeated_pair() -> None:

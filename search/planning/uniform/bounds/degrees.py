@@ -22,8 +22,8 @@ from autopar.rates.layer import (
     head_sends_s,
     head_times,
     layer_kernels,
-    mamba_sends,
     mtp_times,
+    recurrent_sends,
     tensor_parallel_comm,
 )
 from autopar.rates.measured import host_device_time_s
@@ -36,7 +36,7 @@ from autopar.rates.parts.operations import (
     split_of,
 )
 from autopar.records import replace
-from autopar.run.architecture import Attention, Experts, Mamba, Mlp
+from autopar.run.architecture import Attention, Experts, Mlp, Recurrent
 from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
 from search.engines.candidate import Candidate, Dispatcher, Precision
@@ -144,10 +144,10 @@ class ModelTimeBounds:
                 halves = []
                 if block.attention is not None:
                     halves.append(self._attention(jobs, block))
-                elif block.mamba is not None:
-                    halves.append(self._mamba(jobs, block, block.mamba))
+                elif block.recurrent is not None:
+                    halves.append(self._recurrent(jobs, block, block.recurrent))
                 if isinstance(block.mlp, Mlp):
-                    halves.append(self._mlp(jobs, replace(block, attention=None, mamba=None)))
+                    halves.append(self._mlp(jobs, replace(block, attention=None, recurrent=None)))
                 for half in halves:
                     device += count * half.device_s
                     host += count * half.host_s
@@ -201,10 +201,10 @@ class ModelTimeBounds:
             device[at], host[at] = found
         return _Time(device, host)
 
-    def _mamba(self, jobs: Sequence[StepJob], block: Block, mamba: Mamba) -> _Time:
+    def _recurrent(self, jobs: Sequence[StepJob], block: Block, mixer: Recurrent) -> _Time:
         half = replace(block, mlp=None)
         parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
-        sends = _stacked([mamba_sends(self._machine, job, mamba) for job in jobs])
+        sends = _stacked([recurrent_sends(self._machine, job, mixer) for job in jobs])
         tensor = self._tensor(jobs, half.hidden)
         return self._priced(jobs[0], parts, len(jobs), tensor=tensor, context=sends)
 
