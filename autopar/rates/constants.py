@@ -217,7 +217,11 @@ class Kernels(Record):
             if name in surfaces:
                 return surfaces[name]
         known = ", ".join(surfaces)
-        raise InputError(f"card {self.card!r} has no GEMM times of {dtype!r}, only of {known}")
+        other = "fp16" if "fp16" in surfaces else next(iter(surfaces))
+        raise InputError(
+            f"card {self.card!r} has no GEMM times of {dtype!r}, only of {known}",
+            remedy=f"Use another precision, such as --precision {other}",
+        )
 
     def attention(self, kernel: str) -> AttentionFigures:
         """Return the constants of an attention kernel; raises InputError if the card has none."""

@@ -19,11 +19,11 @@ from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
-    SIZES,
     BridgeFile,
     GivenSetting,
     flags_of_settings,
     is_length,
+    needed_sizes,
     other_keys,
     read_bridge,
     run_of_settings,
@@ -126,7 +126,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     else:
         # A known recipe has all sizes. Others are in Python, or in a file that this one changes.
         named = file.recipe.model is not None
-        missing = [] if named else [key for key in SIZES if key not in settings]
+        missing = [] if named else [key for key in needed_sizes(settings) if key not in settings]
         if not missing:
             found = place.read(settings)
             wanted = [one.values["key"] for one in found.problems if one.id == MISSING]

@@ -30,7 +30,9 @@ VALUES: Mapping[str, str] = {
             "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
             "hybrid_override_pattern", "hybrid_layer_pattern", "mamba_num_heads",
             "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
-            "experimental_attention_variant", "moe_router_dtype",
+            "experimental_attention_variant", "linear_attention_freq", "linear_num_key_heads",
+            "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+            "linear_conv_kernel_dim", "moe_router_dtype",
             "cpu_offloading_num_layers", "offload_modules", "activation_offload_fraction",
             "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks",
             "cuda_graph_impl", "cuda_graph_scope",
@@ -69,7 +71,7 @@ WHERE_TRUE: Mapping[str, str] = {
             "fine_grained_activation_offloading", "deterministic_mode", "mtp_use_repeated_layer",
             "is_hybrid_model", "distribute_saved_activations", "cpu_offloading_weights",
             "overlap_moe_expert_parallel_comm", "use_transformer_engine_op_fuser",
-            "fp8_output_proj",
+            "fp8_output_proj", "attention_output_gate",
         )
     },
     "model.gated_linear_unit": "swiglu",
@@ -186,8 +188,8 @@ HARMLESS_KEYS = re.compile(
           first_last_layers_bf16|
           init_model_with_meta_device|wgrad_deferral_limit|clone_scatter_output_in_embedding|
           async_tensor_model_parallel_allreduce|fused_single_qkv_rope|
-          disable_parameter_transpose_cache|batch_invariant_mode|attention_output_gate|
-          kitchen_.*|linear_.*|mup_.*|dsa_.*|
+          disable_parameter_transpose_cache|batch_invariant_mode|
+          kitchen_.*|mup_.*|dsa_.*|
           inference_.*|qk_clip.*|.*_grouped_gemm_backend|mlp_chunks_for_prefill)
     """,
     re.VERBOSE,

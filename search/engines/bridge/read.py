@@ -150,6 +150,17 @@ def _number(value: Any) -> int:
 
 SIZES = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
 """Sizes of a model that have no default."""
+
+
+def needed_sizes(settings: Settings) -> tuple[str, ...]:
+    """Return the keys of the sizes that settings need, those of mixers included."""
+    patterns = ("model.hybrid_layer_pattern", "model.hybrid_override_pattern")
+    if any("M" in str(settings.get(key) or "") for key in patterns):
+        # providers of hybrids do not have the default of `TransformerConfig`
+        return (*SIZES, "model.mamba_num_heads")
+    return SIZES
+
+
 _LENGTH = "model.seq_length"
 _VP = "model.virtual_pipeline_model_parallel_size"
 _LAYOUT = "model.pipeline_model_parallel_layout"
@@ -482,6 +493,8 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
     if not {"hybrid-layer-pattern", "hybrid-override-pattern"} & {*found}:
         # `TransformerConfig` has sizes of mixers for every model.
         found = {flag: value for flag, value in found.items() if not flag.startswith("mamba-")}
+    if "experimental-attention-variant" not in found:
+        found = {flag: value for flag, value in found.items() if not flag.startswith("linear-")}
     found |= {flag: True for key, flag in WHERE_TRUE.items() if get(key) is True}
     found |= {flag: True for key, flag in UNLESS_TRUE.items() if get(key) is False}
     found.setdefault("position-embedding-type", "learned_absolute")
@@ -501,6 +514,8 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
             found["window-attn-skip-freq"] = get("model.window_attn_skip_freq")
     if get("model.attention_backend") is not None:
         found["attention-backend"] = str(get("model.attention_backend")).rpartition(".")[2]
+    if "linear-attention-freq" in found:
+        found["linear-attention-freq"] = str(found["linear-attention-freq"])
     if get("model.moe_layer_freq") is not None and "num-experts" in found:
         found["moe-layer-freq"] = str(get("model.moe_layer_freq"))
     vocab = get("model.vocab_size") or get("tokenizer.vocab_size")
@@ -657,7 +672,7 @@ _LISTS = frozenset(
     for name in (
         "cp_comm_type", "hierarchical_context_parallel_sizes", "recompute_modules",
         "offload_modules", "moe_layer_freq", "pipeline_model_parallel_layout", "cuda_graph_scope",
-        "window_size", "window_attn_skip_freq",
+        "window_size", "window_attn_skip_freq", "linear_attention_freq",
     )
 ) | {"peft.target_modules"}  # fmt: skip
 """Keys whose value may be a list."""

@@ -198,6 +198,8 @@ def _recipe(release: str, name: str, title: str | None = None, *, note: str = ""
     model = _architecture_of(row.hub, name)
     own = _settings_of(release, name)
     settings = {} if model is None else sizes_of(model)
+    if own.get("model.vocab_size", 0) is None:
+        own = {key: value for key, value in own.items() if key != "model.vocab_size"}
     if own.get("dataset.seq_length") is not None:
         # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`.
         settings["model.seq_length"] = own["dataset.seq_length"]
@@ -224,8 +226,13 @@ def sizes_of(model: str) -> Settings:
 
 def _architecture_of(hub: str | None, name: str) -> str | None:
     """Return the architecture of a recipe by the model on the hub; None: its sizes are unknown."""
-    model = None if hub is None else model_of(hub)
-    return model if model in architecture_names() else None
+    model = _BUILT.match(name) if hub is None else None
+    found = model.group(1) if model is not None else model_of(hub or "")
+    return found if found in architecture_names() else None
+
+
+_BUILT = re.compile(r"(nemotron_3_nano)_(?:[a-z]+[0-9]+_)?(?:pretrain|sft|peft)_")
+"""Names of recipes whose provider is a class, not a model on the hub, with its architecture."""
 
 
 def _scaled(recipe: Recipe, name: str, num_gpus: int) -> Recipe:
@@ -253,6 +260,7 @@ def model_of(hub: str) -> str:
 _SPELLINGS = (
     ("llama-3.", "llama3"), ("llama-3", "llama3"), ("llama-2", "llama2"), ("-hf", ""),
     ("qwen2.5", "qwen25"), ("0.6b", "600m"), ("-instruct", ""), ("-base", ""),
+    ("nvidia-nemotron", "nemotron"), ("-30b-a3b-bf16", ""), ("-120b-a12b-bf16", ""),
 )  # fmt: skip
 """Parts of names on the hub, and how recipes spell them."""
 

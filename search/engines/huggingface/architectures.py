@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.documents.spec import load_spec
-from autopar.run.architecture import Model, windows_of
+from autopar.run.architecture import DeltaNet, Model, windows_of
 from autopar.run.of_plan import uniform_model
+from search.engines.megatron.stages import letters_of
 
 Sizes = dict[str, Any]
 """Fields of Megatron-Core's `TransformerConfig` and Megatron-Bridge's `GPTModelProvider`.
@@ -38,6 +39,9 @@ _SHIPPED = {
     "qwen3_235b_a22b": "qwen3-235b-a22b",
     "deepseek_v3": "deepseek-v3",
     "kimi_k2": "kimi-k2",
+    "nemotron_3_nano": "nemotron-3-nano",
+    "nemotron_3_super": "nemotron-3-super",
+    "qwen3_next_80b_a3b": "qwen3-next-80b",
     "gpt_oss_20b": "gpt-oss-20b",
     "gpt_oss_120b": "gpt-oss-120b",
 }
@@ -124,7 +128,7 @@ def _of_model(model: Model) -> Sizes:
     found = _sizes(
         model.num_layers,
         model.hidden,
-        model.dense_width,
+        model.dense_width or 4 * model.hidden,
         attention.heads,
         attention.kv_heads,
         attention.width if latent is None else latent.key_width,
@@ -134,6 +138,14 @@ def _of_model(model: Model) -> Sizes:
         add_qkv_bias=attention.qkv_biases and not biases,
         qk_layernorm=attention.head_norms != "none",
     )
+    if not any(one.gates == 2 for one in model.kinds):
+        # of the shipped models only those of Nemotron
+        found |= {"gated_linear_unit": False, "activation_func": "squared_relu"}
+    if model.positions == "none":
+        found["position_embedding_type"] = "none"
+    if attention.gated:
+        found["attention_output_gate"] = True
+    found |= _of_mixers(model)
     if attention.yarn:
         found["position_embedding_type"] = "yarn"
     if model.mtp:
@@ -157,6 +169,8 @@ def _of_model(model: Model) -> Sizes:
             "moe_router_topk": experts.per_token,
             "moe_ffn_hidden_size": experts.width,
         }
+        if experts.latent is not None:
+            found["moe_latent_size"] = experts.latent
         if experts.groups > 1:
             found["moe_router_num_groups"] = experts.groups
             found["moe_router_group_topk"] = experts.groups_per_token
@@ -164,6 +178,36 @@ def _of_model(model: Model) -> Sizes:
             found["activation_func_clamp_value"] = 7.0
         if experts.shared_width:
             found["moe_shared_expert_intermediate_size"] = experts.shared_width
-        if not all(model.mixtures):
+        if not all(model.mixtures) and not model.is_hybrid:
             found["moe_layer_freq"] = [int(kind) for kind in model.mixtures]
+    return found
+
+
+def _of_mixers(model: Model) -> Sizes:
+    """Return the fields of mixers other than attention, and of layers of one part."""
+    found: Sizes = {}
+    mamba, delta = model.first_mamba, model.first_delta
+    if model.is_hybrid:
+        main = "".join(map(letters_of, model.each_layer))
+        further = "".join(map(letters_of, model.each_mtp))
+        pattern = "/".join((main, *[further] * model.mtp))
+        found |= {"is_hybrid_model": True, "hybrid_layer_pattern": pattern}
+    if mamba is not None:
+        found |= {
+            "mamba_num_heads": mamba.heads,
+            "mamba_head_dim": mamba.width,
+            "mamba_state_dim": mamba.state,
+            "mamba_num_groups": mamba.groups,
+        }
+    if delta is not None:
+        linear = [int(isinstance(one.recurrent, DeltaNet)) for one in model.each_layer]
+        found |= {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": linear,
+            "linear_num_key_heads": delta.key_heads,
+            "linear_num_value_heads": delta.value_heads,
+            "linear_key_head_dim": delta.key_width,
+            "linear_value_head_dim": delta.value_width,
+            "linear_conv_kernel_dim": delta.kernel,
+        }
     return found

@@ -193,10 +193,10 @@ def pattern_of(run: Run) -> LayerPattern:
     """Return the pattern of a run's layers, with one segment per pipeline chunk."""
     model = run.model
     parts = parts_in_order(run.strategy)
-    letters = [_letters(layer) for layer in model.each_layer]
+    letters = [letters_of(layer) for layer in model.each_layer]
     return LayerPattern(
         tuple("".join(letters[layer] for layer in chunk.layers) for chunk in parts),
-        "".join(map(_letters, model.each_mtp)) if model.mtp else "",
+        "".join(map(letters_of, model.each_mtp)) if model.mtp else "",
         model.mtp,
     )
 
@@ -205,7 +205,8 @@ _RECURRENT: dict[type, str] = {Mamba: "M", DeltaNet: "G"}
 """Letters of mixers that are not attention."""
 
 
-def _letters(layer: Layer) -> str:
+def letters_of(layer: Layer) -> str:
+    """Return the letters of a layer in `--hybrid-layer-pattern`, one for each part."""
     found = ""
     for mixer in layer.mixers:
         is_latent = isinstance(mixer, Attention) and mixer.latent is not None

@@ -375,7 +375,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "--task", "lora"], "not priced", "packs samples"),
         ([*LLAMA, "-mr", "llama9_1t"], "not priced", "recipe of llama9_1t on h100 in fp8_cs"),
         (["-m", "nemotronh", "-mr", "nemotron_3_nano", "-g", "h100", "-ng", "16"], "not priced",
-         "model.vocab_size is not given"),
+         "memory of CUDA graphs"),
         ([*LLAMA, "-g", "gb200"], "read", "the recipe is that of gb200, and it is priced for h100"),
         ([*LLAMA, "-cv", "v7"], "not priced", "its variants are v1, v2"),
         ([*LLAMA, "model.cuda_graph_impl=local"], "not priced", "CUDA"),
@@ -443,7 +443,7 @@ def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
         ("qwen3_30b_a3b_peft_config", "packs samples"),
         ("gemma2_9b_peft_config", "trains adapters or task samples"),
         ("olmoe_dpo_config", "trains adapters or task samples"),
-        ("nemotron_3_nano_pretrain_config", "model.vocab_size is not given"),
+        ("nemotron_3_nano_4b_pretrain_config", "add model.mamba_num_heads"),
         ("mixtral_8x7b_pretrain_config", "sizes of the model of mixtral_8x7b_pretrain_config"),
     ],
 )
