@@ -281,7 +281,9 @@ def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[
     )
 
 
-_CARD_LEGEND = "Any other GPU: autopar cards --like CARD --help. Full names, sources: --verbose"
+_OLDER_CARDS = frozenset({"a100-pcie-80gb", "a10g"})
+"""Cards that `autopar cards` lists only with `--verbose`."""
+_CARD_LEGEND = "Other GPUs: autopar cards --like CARD --help. Older ones, sources: --verbose"
 _CARD_SOURCES = (
     "Dense peaks; bandwidths in one direction. The source of each figure is in",
     "hardware_configs/cards/NAME.json.",
@@ -302,6 +304,7 @@ def _card_tables(rows: list[dict[str, Any]], asked: CardListSpec) -> Iterator[_T
             f"{row['inter_node_bytes_per_s'] / 1e9:,.1f}",
         ]
         for row in rows
+        if asked.verbose or row["name"] not in _OLDER_CARDS
     ]
     yield _Table(
         columns=["name", "memory", "bf16 peak", "HBM", "GPUs/", "intra-node", "inter-node"],

@@ -204,6 +204,9 @@ def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["models"] == lists.model_rows()
     assert lists.run([], "cards") == 0
     table = capsys.readouterr().out
+    assert {name for name in cards if f"{name} " not in table} == lists._OLDER_CARDS
+    assert lists.run(["--verbose"], "cards") == 0
+    table = capsys.readouterr().out
     assert all(name in table for name in cards)
     assert lists.run([], "sites") == 0
     table = capsys.readouterr().out
