@@ -167,6 +167,12 @@ _DOUBTFUL: tuple[tuple[str, str, str, str], ...] = (
         "",
         "its configuration recomputes all layers, its time none",
     ),
+    (
+        "Megatron-MoE-ModelZoo",
+        "Qwen3-Next",
+        "",
+        "its authors call it not well tuned, and whether MTP is trained is unknown",
+    ),
 )
 """Parts of source, model and GPU of rows that are scored apart, with the reason."""
 

@@ -60,13 +60,13 @@ class RunClass(Record):
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
     unlike: str = ""
-    """Hardware or layers without a published run, such as `on gfx942`; empty if there are runs."""
+    """Hardware or layers with one published run at most, such as `none on gfx942`; else empty."""
 
     @property
     def basis(self) -> str:
         """Runs that the interval is made of, such as `132 published megatron-core runs`."""
         if self.unlike:
-            return f"all published runs (none {self.unlike})"
+            return f"all published runs ({self.unlike})"
         kind = " MoE" if self.experts else ""
         return f"{self.rows} published {self.stack}{kind} runs"
 
@@ -107,15 +107,15 @@ class Accuracy(Record):
         site_known: bool,
         adapters: bool = False,
         architecture: str | None = None,
-        without_runs: str = "",
+        few_runs: str = "",
     ) -> RunClass:
         """Return the class of runs whose errors apply to a job.
 
         architecture : of the device, such as sm_90; None: unknown
-        without_runs : layers without a published run, such as `with gated delta nets`, or empty
+        few_runs : layers with one published run at most, such as `one with gated delta nets`
 
-        The interval spans those of all classes if the architecture or the layers have no published
-        run.
+        The interval spans those of all classes if the architecture has no published run, and with
+        `few_runs`.
 
         Classes of the same stack, with the same use of experts and adapters, are preferred, then
         all classes with the same use of experts. Classes with adapters never count for runs without
@@ -123,11 +123,11 @@ class Accuracy(Record):
         three sources, it gets the widest interval of similar classes.
         """
         if architecture and self.architectures and architecture not in self.architectures:
-            without_runs = f"on {architecture}"
-        if without_runs:
+            few_runs = f"none on {architecture}"
+        if few_runs:
             kind = self.of(stack, experts=experts, site_known=site_known, adapters=adapters)
             low, high = min(c.low for c in self.classes), max(c.high for c in self.classes)
-            return replace(kind, low=low, high=high, unlike=without_runs)
+            return replace(kind, low=low, high=high, unlike=few_runs)
         possible = [c for c in self.classes if adapters or not c.adapters]
         same = [
             c
