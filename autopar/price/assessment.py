@@ -156,7 +156,7 @@ def assess(
         adapters=run.runtime.adapters is not None,
         site_known=target.site_known,
         architecture=target.machine.card.architecture,
-        few_runs="one with gated delta nets" if run.model.first_delta is not None else "",
+        few_runs="few with gated delta nets" if run.model.first_delta is not None else "",
     )
     flop, precision = hardware_flop(job), _fastest_precision(job, target.machine.card)
     peak = target.machine.card.peak(precision)

@@ -60,7 +60,7 @@ class RunClass(Record):
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
     unlike: str = ""
-    """Hardware or layers with one published run at most, such as `none on gfx942`; else empty."""
+    """Hardware or layers with hardly a published run, such as `none on gfx942`; else empty."""
 
     @property
     def basis(self) -> str:
@@ -112,7 +112,7 @@ class Accuracy(Record):
         """Return the class of runs whose errors apply to a job.
 
         architecture : of the device, such as sm_90; None: unknown
-        few_runs : layers with one published run at most, such as `one with gated delta nets`
+        few_runs : layers with few published runs, such as `few with gated delta nets`
 
         The interval spans those of all classes if the architecture has no published run, and with
         `few_runs`.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.activations import saved_parts
+from autopar.price.oom_risk import MIXER_RATIOS
 from autopar.price.parameters import stage_weights
 from autopar.records import replace
 from autopar.run.architecture import Experts, Mlp
@@ -383,6 +384,25 @@ def test_a_gate_of_attention_doubles_its_queries() -> None:
     assert more - sum(one.elements for one in stage_weights(plain, 0)[0]) == 12 * 2048 * 4096
     parts, others = (dict(saved_parts(one.rank_layers[3])) for one in (run, plain))
     assert parts["qkv"] - others["qkv"] == parts["output gate"] == 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize("loss", ["native", "te"])
+def test_memory_with_gated_delta_nets_is_in_its_interval(loss: str) -> None:
+    """186.96 GB of Qwen3.8 27B on 16 GB200; Megatron-Bridge 067f987, its verification card.
+
+    The card does not name the loss. The vision tower, which it has, is not counted.
+    """
+    sizes = {
+        "--num-layers": 64, "--hidden-size": 5120, "--ffn-hidden-size": 17408,
+        "--num-attention-heads": 24, "--num-query-groups": 4, "--linear-num-value-heads": 48,
+        "--vocab-size": 248320, "--micro-batch-size": 2, "--global-batch-size": 32,
+        "--tensor-model-parallel-size": 2, "--grad-reduce-in-bf16": True,
+        "--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": loss,
+    }  # fmt: skip
+    dense = {key: one for key, one in NEXT.items() if "moe" not in key and "expert" not in key}
+    run = read_run({**dense, **sizes}, world_size=16, gpu="GB200").run
+    low, high = MIXER_RATIOS["other mixers"]
+    assert low < 186_959_926_394 / account_of(run).peak_bytes < high
 
 
 @pytest.mark.parametrize(
