@@ -202,6 +202,9 @@ def _execute(raw: dict[str, Any]) -> int:
 
         PlanDocument.read(own.plan)  # raises the error of a missing file
     if own.source is None and (is_launch(own.plan) or (own.to and holds_launch(own.plan))):
+        if own.to is None and asked.get("engine") in EXPORTERS:
+            # of a launch, whose engine is known, the option can only be that of the files
+            own = replace(own, to=str(asked["engine"]))
         return _export(own, asked)
     if own.to is None and own.source is None:
         own = replace(own, to=_engine_of(own.plan))

@@ -66,6 +66,22 @@ def test_what_is_found_is_exported_without_loss(
     assert "engine" not in json.loads(path.read_text())["request"]
 
 
+def test_the_engine_of_an_exported_launch_is_not_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--engine` of an export is `--to`, as the files of another engine are asked for."""
+    assert run([*COMMAND, "--output-config-path", str(tmp_path), "--engine", "megatron"]) == 0
+    capsys.readouterr()
+    found = {}
+    for flag in ("--to", "--engine"):
+        words = [str(found_file(tmp_path)), flag, "deepspeed", "--allow-approx"]
+        assert export([*words, "--out", "none", "--json", "-"]) == 0
+        found[flag] = json.loads(capsys.readouterr().out)
+        del found[flag]["question"]  # in the words of the command
+    assert found["--engine"]["engine"] == "deepspeed"
+    assert found["--engine"] == found["--to"]
+
+
 @pytest.mark.parametrize("engine", EXPORTERS)
 def test_every_engine_is_searched_and_exported(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
