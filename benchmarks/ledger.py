@@ -433,9 +433,14 @@ def read_runs(
 
 
 def architectures_of(entries: Iterable[Priced | Refused]) -> list[str]:
-    """Return the architectures of the devices of priced rows."""
-    cards = (entry.run.machine.card for entry in entries if isinstance(entry, Priced))
-    return sorted({card.architecture for card in cards if card.architecture is not None})
+    """Return the architectures of the devices of priced rows from at least two sources."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        if isinstance(entry, Priced):
+            architecture = entry.run.machine.card.architecture or ""
+            # groups are parts of a source, which the first word names
+            sources[architecture].add(entry.row["source"].split()[0])
+    return sorted(name for name, found in sources.items() if name and len(found) > 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -225,6 +225,7 @@ _CARDS: Mapping[str, str] = {
     "b300": "b300",
     "gb200": "gb200",
     "gb300": "gb300",
+    "mi350x": "mi350x",
 }
 _PRECISIONS: Mapping[str, str] = {
     # a scale of each tensor, delayed or current (`-cs`), where none of rows or blocks is named

@@ -60,7 +60,7 @@ class RunClass(Record):
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
     unlike: str = ""
-    """Hardware or layers with hardly a published run, such as `none on gfx942`; else empty."""
+    """Hardware or layers with few published runs, such as `few or none on gfx942`; else empty."""
 
     @property
     def basis(self) -> str:
@@ -123,7 +123,7 @@ class Accuracy(Record):
         three sources, it gets the widest interval of similar classes.
         """
         if architecture and self.architectures and architecture not in self.architectures:
-            few_runs = f"none on {architecture}"
+            few_runs = f"few or none on {architecture}"
         if few_runs:
             kind = self.of(stack, experts=experts, site_known=site_known, adapters=adapters)
             low, high = min(c.low for c in self.classes), max(c.high for c in self.classes)
