@@ -198,6 +198,10 @@ def _mamba(words: LaunchArguments, hidden: int) -> Mamba:
 
 
 def _delta(words: LaunchArguments) -> DeltaNet:
+    if words.has("deterministic-mode"):
+        raise words.unpriced(
+            "deterministic-mode", "runs gated delta nets in a loop over chunks", "Remove it"
+        )
     return DeltaNet(
         key_heads=words.number("linear-num-key-heads", 16),
         value_heads=words.number("linear-num-value-heads", 32),

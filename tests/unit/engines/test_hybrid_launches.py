@@ -483,6 +483,7 @@ def test_fp8_needs_a_projection_of_whole_blocks() -> None:
     [
         ({"--experimental-attention-variant": "gdn2", PATTERN: "G-G*"}, "is not priced"),
         ({PATTERN: "D-", "--kv-lora-rank": 64}, "indexer"),
+        ({PATTERN: "G-G*", "--deterministic-mode": True}, "loop over chunks"),
         ({"--mtp-num-layers": 1}, "has no part in --hybrid-layer-pattern"),
         ({"--disable-mamba-mem-eff-path": True}, "saves other tensors"),
         ({"--spec": "[my.module spec]"}, "names unknown layers"),
