@@ -27,8 +27,12 @@ from search.closed_form.files import (
 )
 
 SYSTEMS = catalog.card_names()
-LARGE = tuple(name for name in SYSTEMS if load_card(name).memory_bytes >= 40e9)
-"""Systems that the shipped executions fit into."""
+LARGE = tuple(
+    name
+    for name in SYSTEMS
+    if load_card(name).memory_bytes >= 40e9 and load_card(name).max_gpus_per_node >= 8
+)
+"""Systems that the shipped executions fit into, which have eight devices per node."""
 EXECUTIONS = ("1x8-dp8", "1x8-tp8", "8x8-tp8-pp4-dp2")
 OTHER_BLOCKS = {
     **dict.fromkeys(
