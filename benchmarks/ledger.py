@@ -120,6 +120,9 @@ def group_of(row: Mapping[str, str]) -> str:
     if name.startswith("NVIDIA NeMo performance: "):
         tuned = " SFT" in name or " LoRA" in name
         kind = "MLPerf 5.1" if "MLPerf" in name else "NeMo benchmarks"
+        if row["gpu_type"] == "MI350X":
+            # of another maker: these runs fit no constant of NVIDIA's kernels
+            return f"{kind} MI350X"
         return f"{kind} fine-tuning" if tuned else f"{kind} {'mixtures' if mixture else 'dense'}"
     if name.startswith("torchtitan") and "Table" not in name and "docs" not in name:
         later = {"like": "fms-fsdp", "B200": "torchtitan B200", "nvfp4": "torchtitan GB200",
@@ -210,14 +213,26 @@ def _class_key(priced: Compared) -> tuple[str, bool, bool, bool]:
     return run.machine.stack.name, experts, run.job.adapters is not None, run.site_known
 
 
+def architectures_of(priced: Iterable[Compared]) -> list[str]:
+    """Return the architectures of the devices of rows from at least two sources."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for entry in priced:
+        # groups are parts of a source, which the first word names
+        sources[entry.run.machine.card.architecture or ""].add(entry.group.split()[0])
+    return sorted(name for name, found in sources.items() if name and len(found) > 1)
+
+
 def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return the errors of every class of runs, as `autopar.rates.accuracy` reads them.
 
-    Doubtful rows are left out, and so are classes of a single row, which has no spread.
+    Doubtful rows and rows on an architecture of a single source are left out, and so are classes
+    of a single row, which has no spread.
     """
+    known = architectures_of(priced)
     by_class: dict[tuple[str, bool, bool, bool], list[Compared]] = defaultdict(list)
     for entry in priced:
-        if not entry.group.endswith(", doubtful"):
+        counted = entry.run.machine.card.architecture in known
+        if counted and not entry.group.endswith(", doubtful"):
             by_class[_class_key(entry)].append(entry)
     found = []
     for (stack, experts, adapters, known), entries in sorted(by_class.items()):
@@ -432,17 +447,6 @@ def read_runs(
     return shipped, said
 
 
-def architectures_of(entries: Iterable[Priced | Refused]) -> list[str]:
-    """Return the architectures of the devices of priced rows from at least two sources."""
-    sources: dict[str, set[str]] = defaultdict(set)
-    for entry in entries:
-        if isinstance(entry, Priced):
-            architecture = entry.run.machine.card.architecture or ""
-            # groups are parts of a source, which the first word names
-            sources[architecture].add(entry.row["source"].split()[0])
-    return sorted(name for name, found in sources.items() if name and len(found) > 1)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Price the rows and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -466,14 +470,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.ledger_left_out import left_out_rows
 
         ACCURACY.parent.mkdir(exist_ok=True)
+        found = left_out_rows((e.line, e) for e in entries if isinstance(e, Priced))
         document = {
             "format": "autopar-accuracy",
             "version": 1,
             "source": "python -m benchmarks.ledger --write: published runs of tests/data",
-            "classes": classes_of(
-                left_out_rows((e.line, e) for e in entries if isinstance(e, Priced))
-            ),
-            "architectures": architectures_of(entries),
+            "classes": classes_of(found),
+            "architectures": architectures_of(found),
         }
         write_json(ACCURACY, document)
     accuracy = load_accuracy()

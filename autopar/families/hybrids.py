@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
-from autopar.families.mixtures import DeepseekV3
+from autopar.families.mixtures import DeepseekV3, is_sparse
 from autopar.records import replace, shorten
-from autopar.run.architecture import DeltaNet, Indexer, Mamba
+from autopar.run.architecture import DeltaNet, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
+    IndexerSpec,
     LayerSpec,
     LightningSpec,
     ModelSpec,
@@ -384,10 +385,7 @@ class _Qwen3Next(_Qwen35):
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         layer = super().layer(path, place)
-        dense = self.mlp_only_layers or []
-        if not isinstance(dense, list):
-            raise DocumentError(path, "expected a list of layers", key="mlp_only_layers")
-        if place in dense or (place + 1) % (self.decoder_sparse_step or 1):
+        if not is_sparse(path, self, place):
             return layer
         return replace(
             layer,
@@ -518,7 +516,7 @@ class _Sparse(DeepseekV3):
         )
 
     def layer(self, path: Path, place: int) -> LayerSpec:
-        own = Indexer(heads=self.index_n_heads, width=self.index_head_dim, topk=self.index_topk)
+        own = IndexerSpec(heads=self.index_n_heads, width=self.index_head_dim, topk=self.index_topk)
         shared = self.indexer_types
         has = not (isinstance(shared, list) and place < len(shared) and shared[place] == "shared")
         return replace(super().layer(path, place), indexer=own if has else None)

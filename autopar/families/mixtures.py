@@ -103,10 +103,7 @@ class Qwen3Moe(Qwen3):
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         layer = super().layer(path, place)
-        dense = self.mlp_only_layers or []
-        if not isinstance(dense, list):
-            raise DocumentError(path, "expected a list of layers", key="mlp_only_layers")
-        if place in dense or (place + 1) % (self.decoder_sparse_step or 1):
+        if not is_sparse(path, self, place):
             return layer
         return replace(
             layer,
@@ -114,6 +111,14 @@ class Qwen3Moe(Qwen3):
             num_experts=self.num_experts,
             experts_per_token=self.num_experts_per_tok,
         )
+
+
+def is_sparse(path: Path, config: Any, place: int) -> bool:
+    """Return True if layer `place` of a Qwen model, counted from 0, has experts."""
+    dense = config.mlp_only_layers or []
+    if not isinstance(dense, list):
+        raise DocumentError(path, "expected a list of layers", key="mlp_only_layers")
+    return place not in dense and (place + 1) % (config.decoder_sparse_step or 1) == 0
 
 
 class _Qwen2Moe(Qwen3Moe):

@@ -204,7 +204,11 @@ def _peak_terms(run: Run, peak: PeakBreakdown, stage: int) -> Iterator[Term]:
         ("head and loss", peak.head_bytes, "vocabulary, --cross-entropy-loss-fusion"),
         ("tokens between experts", peak.dispatched_bytes, "--moe-token-dispatcher-type"),
         ("backward of a layer", peak.backward_bytes, "--attention-backend, recomputation"),
-        ("scan of a mixer", peak.scan_bytes, "--micro-batch-size, --mamba-num-heads"),
+        (
+            "recurrence of a mixer",
+            peak.scan_bytes,
+            "--micro-batch-size, --tensor-model-parallel-size",
+        ),
         ("freed before", -peak.freed_bytes, "--attention-backend"),
         (
             "micro-batch",

@@ -102,13 +102,13 @@ def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
     before a dense MLP and before attention without latents (Megatron-Core's layer specs of
     Transformer Engine).
     """
-    offload, own_layers = at.run.runtime.offload, at.run.kernels.own_layers
+    offload = at.run.runtime.offload
     if not at.split.offload:
         return
     chosen = set(at.split.offload)
-    if not has_own_norm(at, at.layer.attention) and not own_layers:
+    if not has_own_norm(at, at.layer.attention):
         chosen.discard("attn_norm")
-    if not has_own_norm(at, at.layer.mlp) and not own_layers:
+    if not has_own_norm(at, at.layer.mlp):
         chosen.discard("mlp_norm")
     mixers = len(at.layer.mixers)
     ordered = sorted(chosen)

@@ -359,7 +359,7 @@ _DELTA_RATES = 1.13, 0.59
 From published times of flash-linear-attention with heads of 128. The forward of 8,192 tokens and 96
 heads takes 2.03 ms on H800 (PaddlePaddle/flash-attention, pull request 133). Forward and backward
 of 32,768 tokens and 32 heads take 15.8 ms on H200 (fla-org/flash-linear-attention, issue 645). This
-rate predicts 1.7 ms on B200 for the first, where 1.49 ms were measured (flashinfer-ai/flashinfer,
+rate predicts 1.8 ms on B200 for the first, where 1.49 ms were measured (flashinfer-ai/flashinfer,
 pull request 2742)."""
 
 

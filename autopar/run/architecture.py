@@ -35,15 +35,6 @@ class LatentAttention(Record):
     """Width of the rotary part; all heads share one rotary key."""
 
 
-class Indexer(Record, checked=True):
-    """Indexer of sparse attention (DeepSeek-V3.2): scores that choose the keys of a query."""
-
-    heads: Positive
-    width: Positive
-    topk: Positive
-    """Keys that a query attends to."""
-
-
 class Attention(Record, tag_field="kind", tag="attention"):
     """Attention block of one layer."""
 
@@ -72,8 +63,6 @@ class Attention(Record, tag_field="kind", tag="attention"):
     latent: LatentAttention | None = None
     gated: bool = False
     """True if a projection of the input gates the output of attention."""
-    indexer: Indexer | None = None
-    """Indexer that chooses the keys of a query; None for all keys."""
 
     @property
     def query(self) -> int:
@@ -387,9 +376,9 @@ class Model(Record, dict=True):
 
     @property
     def is_conventional(self) -> bool:
-        """True if all layers are attention followed by an MLP, without output gate or indexer."""
+        """True if all layers are attention without an output gate, followed by an MLP."""
         return not self.is_hybrid and all(
-            isinstance(mixer, Attention) and not mixer.gated and mixer.indexer is None
+            isinstance(mixer, Attention) and not mixer.gated
             for one in self.kinds
             for mixer in one.mixers
         )
@@ -562,7 +551,7 @@ def _heads(layer: Layer) -> tuple[object, ...] | None:
     if one is None:
         return None
     sizes = (one.heads, one.kv_heads, one.width, one.value_width, one.rotary_share)
-    return (*sizes, one.latent, one.head_norms, one.dropout, one.gated, one.indexer)
+    return (*sizes, one.latent, one.head_norms, one.dropout, one.gated)
 
 
 def _norms(layer: Layer) -> tuple[object, ...]:

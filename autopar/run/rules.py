@@ -394,8 +394,8 @@ MIXER_FP8 = Rule(
 )  # fmt: skip
 NO_HYBRID = Rule(
     "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,
-    "only Megatron-LM is priced with layers of one part, mixers other than attention, and gated "
-    "or sparse attention", "Use --engine megatron",
+    "only Megatron-LM is priced with layers of one part, mixers other than attention and gated "
+    "attention", "Use --engine megatron",
 )  # fmt: skip
 """Rule for engines whose hybrid models have no price."""
 ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)

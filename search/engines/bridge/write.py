@@ -47,7 +47,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
     if not run.model.is_conventional:
         raise UnsupportedError(
             "no file of Megatron-Bridge is written for layers of one part, mixers other than "
-            "attention, and gated or sparse attention",
+            "attention, and gated attention",
             remedy="Export the plan for Megatron-LM (--engine megatron)",
         )
     recipe = recipe_of(run.model, place, tuned=run.runtime.adapters is not None)

@@ -1,7 +1,7 @@
 """Reader of Megatron-LM arguments as a run, for estimates of time and memory.
 
-Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA;
-and hybrid models of the same layers and Mamba-2.
+Supported are decoder-only GPT models in any layer partition, dense, with experts, and with MLA.
+Hybrid models may also have Mamba-2 and gated delta nets.
 Other models, and arguments whose effect on memory is not modelled, raise UnpricedError.
 `search.engines.megatron.plan` converts the strategy to a plan, without the sizes of the model.
 """
