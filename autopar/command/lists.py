@@ -214,7 +214,8 @@ _OLDER = frozenset(
     {
         *("bert-base", "bert-huge-32", "bert-large", "gpt-0.3b", "gpt-2.7b", "gpt-6.7b", "gpt2-xl"),
         *("llama-30b", "llama2-13b", "llama2-70b", "llama2-7b", "deepseek-v2-lite"),
-        *("mistral-7b", "mixtral-8x22b", "phi-4", "t5-3b", "t5-large"),
+        *("llama4-maverick", "llama4-scout", "mistral-7b", "mixtral-8x22b", "phi-4"),
+        *("qwen2.5-72b", "qwen2.5-7b", "t5-3b", "t5-large"),
     }
 )
 """Models that `autopar models` lists only with `--all`."""

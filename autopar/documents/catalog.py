@@ -398,6 +398,8 @@ WITHOUT_SIZES = frozenset({"llama"})
 _TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)")
 """Suffixes of repositories whose models have the sizes of the pre-trained model."""
 _OTHER_NAMES = {
+    "deepseekv32exp": "deepseek-v3.2",
+    "granite40hsmall": "granite-4-small",
     "llama4scout17b16e": "llama4-scout",
     "llama4maverick17b128e": "llama4-maverick",
     "nvidianemotron3nano30ba3bbf16": "nemotron-3-nano",

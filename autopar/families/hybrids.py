@@ -7,6 +7,7 @@ attention with an indexer is read here, too. Defaults are those of transformers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +16,9 @@ from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
 from autopar.families.mixtures import DeepseekV3, is_sparse
 from autopar.records import replace, shorten
-from autopar.run.architecture import DeltaNet, Mamba
+from autopar.run.architecture import DeltaNet, Indexer, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
-    IndexerSpec,
     LayerSpec,
     LightningSpec,
     ModelSpec,
@@ -505,7 +505,9 @@ class _Sparse(DeepseekV3):
     index_head_dim: Whole = 128
     index_topk: Whole = 2048
     indexer_types: Any = None
-    index_topk_freq: Whole | None = None
+    index_topk_freq: Whole = 1
+    index_skip_topk_offset: WholeOrZero = 2
+    index_topk_pattern: Any = None
     mlp_layer_types: Any = None
 
     def spec(self, path: Path, name: str) -> ModelSpec:
@@ -516,10 +518,31 @@ class _Sparse(DeepseekV3):
         )
 
     def layer(self, path: Path, place: int) -> LayerSpec:
-        own = IndexerSpec(heads=self.index_n_heads, width=self.index_head_dim, topk=self.index_topk)
-        shared = self.indexer_types
-        has = not (isinstance(shared, list) and place < len(shared) and shared[place] == "shared")
-        return replace(super().layer(path, place), indexer=own if has else None)
+        reused = self._reused(path)
+        run = max(len(list(run)) for own, run in groupby(reused) if own) if any(reused) else 0
+        own = Indexer(
+            heads=self.index_n_heads,
+            width=self.index_head_dim,
+            topk=self.index_topk,
+            every=run + 1,
+            reused=reused[place],
+        )
+        return replace(super().layer(path, place), indexer=own)
+
+    def _reused(self, path: Path) -> tuple[bool, ...]:
+        """Return a boolean for each layer, True if it attends to the keys of an earlier layer."""
+        key = "index_topk_pattern" if self.indexer_types is None else "indexer_types"
+        types = self.indexer_types or self.index_topk_pattern
+        if types is None:
+            return tuple(
+                max(place + 1 - self.index_skip_topk_offset, 0) % self.index_topk_freq > 0
+                for place in range(self.num_hidden_layers)
+            )
+        words = {"full": False, "F": False, "shared": True, "S": True}
+        if len(types) != self.num_hidden_layers or not {*types} <= {*words}:
+            expected = f"{self.num_hidden_layers} entries of full (F) and shared (S)"
+            raise DocumentError(path, f"expected {expected}", key=key)
+        return tuple(words[one] for one in types)
 
 
 HYBRIDS: dict[str, type[Config]] = {

@@ -16,7 +16,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autopar.price.parameters import Weight, adapter_widths, mixer_weights, mlp_weights
-from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Mlp, Recurrent
+from autopar.run.architecture import (
+    Attention,
+    DeltaNet,
+    Experts,
+    Indexer,
+    LatentAttention,
+    Mamba,
+    Mlp,
+    Recurrent,
+)
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule
 from autopar.training.adapters import needs_input
@@ -106,6 +115,9 @@ def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
     if not at.split.offload:
         return
     chosen = set(at.split.offload)
+    if at.layer.attention is not None and at.layer.attention.indexer is not None:
+        # sparse attention has no hooks for offload (Megatron-Core d98e8a64, absorbed_mla.py)
+        chosen -= {"qkv_linear", "core_attn", "attn_proj"}
     if not has_own_norm(at, at.layer.attention):
         chosen.discard("attn_norm")
     if not has_own_norm(at, at.layer.mlp):
@@ -260,13 +272,18 @@ def scan_bytes(at: RankLayer, mamba: Mamba) -> tuple[int, int]:
     return forward, forward + gradients
 
 
-def recurrent_bytes(at: RankLayer, mixer: Recurrent) -> tuple[int, int]:
-    """Return the transient bytes of a mixer's recurrence (forward, backward).
+def mixer_bytes(at: RankLayer) -> tuple[int, int]:
+    """Return the transient bytes of a layer's recurrence or sparse attention (forward, backward).
 
-    A delta rule holds the states of all chunks and three tensors of the size of its values; the
-    backward holds them again with their gradients (flash-linear-attention bc3b101,
-    ops/gated_delta_rule/chunk.py).
+    (0, 0) for layers with other attention. A delta rule holds the states of all chunks and three
+    tensors of the size of its values; the backward holds them again with their gradients
+    (flash-linear-attention bc3b101, ops/gated_delta_rule/chunk.py).
     """
+    mixer, attention = at.layer.recurrent, at.layer.attention
+    if mixer is None:
+        if attention is None or attention.indexer is None:
+            return 0, 0
+        return sparse_bytes(at, attention)
     if isinstance(mixer, Mamba):
         return scan_bytes(at, mixer)
     tokens, element = at.tokens, at.element_bytes
@@ -306,6 +323,9 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     tokens, element = at.tokens, at.element_bytes
     heads, groups, width = attention.heads, attention.kv_heads, attention.width
     latent = attention.latent
+    if attention.indexer is not None and latent is not None:
+        yield from _sparse_parts(at, attention, attention.indexer, latent)
+        return
     if latent is None:
         if copied_qkv_bytes(at):
             yield "query", tokens * width * (heads // tp) * element
@@ -369,6 +389,72 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         yield "attention output's copy", _linear_input(at, output)
     # the logarithm of each row's sum, in fp32
     yield "softmax statistics", tokens * (heads // tp) * 4
+
+
+def _sparse_parts(
+    at: RankLayer, attention: Attention, indexer: Indexer, latent: LatentAttention
+) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) that sparse attention saves with cuDNN's kernels and one context rank.
+
+    Queries are multiplied by the weights that expand keys, so that all heads attend to the
+    compressed keys; the output is expanded to values after attention. The loss of the indexer is
+    differentiated in the forward, which saves the gradients of its inputs (Megatron-Core d98e8a64,
+    core/transformer/experimental_attention_variant: absorbed_mla.py, dsa.py,
+    dsa_cudnn_kernels.py).
+    """
+    tokens, own, element, tp = at.tokens, at.sequence_parallel_tokens, at.element_bytes, at.split.tp
+    recomputed, heads = at.split.modules, attention.heads // tp
+    query_rank, narrow = latent.query_rank or 0, latent.kv_rank + latent.rotary_width
+    yield "query latent", own * query_rank * element
+    yield "key-value latent", own * narrow * element
+    yield "latent norms", _linear_input(at, own * query_rank * element)
+    if "mla_up_proj" in recomputed:
+        yield "normed keys", tokens * narrow * element
+    else:
+        yield "query", tokens * heads * attention.width * element
+        yield "absorbed query", tokens * heads * narrow * element
+        yield "key", tokens * narrow * element
+    # the part of the weights that expands values, copied
+    yield "value weights", heads * attention.value_width * latent.kv_rank * element
+    output = tokens * heads * attention.value_width * element
+    yield "attention output", _linear_input(at, output)
+    if "core_attn" in recomputed:
+        return
+    yield "latent output", tokens * heads * latent.kv_rank * element
+    yield "softmax statistics", tokens * heads * 4
+    yield "chosen keys", tokens * min(indexer.topk, at.run.seq_length) * 4
+    if indexer.reused or not indexer.trained:
+        return
+    if own < tokens:
+        yield "indexer input", tokens * (at.layer.hidden + query_rank) * element
+    yield "indexer keys", tokens * (indexer.width * element + 8)
+    inner = indexer.heads * (indexer.width + 1) + indexer.width
+    yield "indexer gradients", tokens * inner * element
+
+
+_MOST_SCORES = 2**30
+_MOST_SCRATCH = 2**31
+"""Largest bytes of the scores of one call of the indexer, and of the work area of its choice."""
+
+
+def sparse_bytes(at: RankLayer, attention: Attention) -> tuple[int, int]:
+    """Return the transient bytes of sparse attention (forward, backward).
+
+    The forward holds the scores of the indexer in fp32, two integers for each in its choice, and
+    its queries three times; the backward the gradients of output and absorbed queries
+    (Megatron-Core d98e8a64, dsa_cudnn_kernels.py).
+    """
+    indexer, latent, tokens = attention.indexer, attention.latent, at.tokens
+    assert indexer is not None, "asked of sparse attention alone"
+    assert latent is not None, "only latent attention is sparse"
+    forward, element = 0, at.element_bytes
+    if not indexer.reused:
+        scores = 4 * tokens * at.run.seq_length
+        forward = min(scores, _MOST_SCORES) + min(2 * scores, _MOST_SCRATCH)
+        forward += 3 * tokens * indexer.heads * indexer.width * element
+    heads = attention.heads // at.split.tp
+    widths = 2 * latent.kv_rank + latent.rotary_width
+    return forward, tokens * heads * widths * element
 
 
 def copied_qkv_bytes(at: RankLayer) -> int:

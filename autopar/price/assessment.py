@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of, host_bytes_of
 from autopar.price.job import job_of_run
-from autopar.price.oom_risk import oom_probability_any_stage, oom_probability_at
+from autopar.price.oom_risk import few_runs, oom_probability_any_stage, oom_probability_at
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.card import Card
@@ -156,7 +156,7 @@ def assess(
         adapters=run.runtime.adapters is not None,
         site_known=target.site_known,
         architecture=target.machine.card.architecture,
-        few_runs="few with gated delta nets" if run.model.first_delta is not None else "",
+        few_runs=few_runs(run.model),
     )
     flop, precision = hardware_flop(job), _fastest_precision(job, target.machine.card)
     peak = target.machine.card.peak(precision)

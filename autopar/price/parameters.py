@@ -140,6 +140,12 @@ def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
     if attention.head_norms != "none":
         yield from _vectors("latent norms", latent.query_rank or 0, norms)
         yield from _vectors("latent norms", latent.kv_rank, norms)
+    if attention.indexer is not None:
+        # every tensor rank has the whole indexer (Megatron-Core d98e8a64, DSAIndexer)
+        matrices = attention.indexer.matrices(hidden, latent.query_rank)
+        for rows, columns in matrices:
+            yield from _linear("indexer", rows, columns)
+        yield from _vectors("indexer norm", attention.indexer.width, 2 if matrices else 0)
 
 
 def mlp_weights(at: RankLayer) -> Iterator[Weight]:

@@ -21,8 +21,8 @@ from autopar.price.activations import (
     input_bytes,
     kept_parts,
     layer_saved_bytes,
+    mixer_bytes,
     offloaded_bytes,
-    recurrent_bytes,
     routed_tokens,
     saved_parts,
     score_count,
@@ -412,14 +412,15 @@ def _layer_backward(last: _LastLayer) -> Iterator[_Extra]:
     parts = dict(saved_parts(at.recomputing(frozenset())))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
     in_scores, behind = _restored(at)
-    mixer, number = at.layer.recurrent, score_count(at)
-    if mixer is not None:
-        scan = recurrent_bytes(at, mixer)[1]
+    mixing, number = mixer_bytes(at), score_count(at)
+    if any(mixing):
+        # a recomputed layer repeats its forward first
+        scan = max(mixing) if again else mixing[1]
         freed = sum(_behind_attention(at))
         yield _Extra(backward_bytes=again + input_bytes(at), scan_bytes=scan, freed_bytes=freed)
     if at.layer.mlp is not None:
         yield _Extra(backward_bytes=again + behind + gradients + input_bytes(at))
-    elif mixer is None:
+    elif at.layer.recurrent is None:
         widths = sum(parts.get(name, 0) for name in ("qkv", "query", "key", "value"))
         yield _Extra(backward_bytes=again + widths + input_bytes(at))
     if again or "moe" in at.split.modules:
@@ -467,10 +468,8 @@ def _behind_attention(at: RankLayer) -> Sequence[int]:
 
 def _scan_ahead(at: RankLayer) -> int:
     """Return the transient bytes of a layer's recurrence beyond those that its MLP saves later."""
-    mixer = at.layer.recurrent
-    if mixer is None:
-        return 0
-    return max(0, recurrent_bytes(at, mixer)[0] - sum(_behind_attention(at)))
+    ahead = mixer_bytes(at)[0]
+    return max(0, ahead - sum(_behind_attention(at))) if ahead else 0
 
 
 class _Extra(NamedTuple):

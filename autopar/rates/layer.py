@@ -42,6 +42,7 @@ from autopar.rates.parts.operations import (
     transfer_s,
 )
 from autopar.rates.parts.optimizer import weights_cast_s
+from autopar.rates.parts.sparse import indexer_sends, sparse_parts
 from autopar.records import replace
 from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Mlp, Recurrent
 from autopar.run.job import (
@@ -79,6 +80,9 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     if block.attention is not None:
         context = context_parallel_comm(machine, job, block.attention)
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
+        indexer, latent = block.attention.indexer, block.attention.latent
+        if indexer is not None and latent is not None:
+            tensor = _sum(tensor, indexer_sends(machine, job, block.hidden, indexer, latent))
     if block.recurrent is not None:
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
         context = _sum(context, recurrent_sends(machine, job, block.recurrent))
@@ -178,6 +182,9 @@ def _attention_parts(
     if attention.gated:
         gate = n * values
         yield element_part(machine, job, "output gate", "attention", "residual", gate)
+    if attention.indexer is not None and latent is not None:
+        yield from sparse_parts(machine, job, hidden, attention, attention.indexer, latent, split)
+        return
     heads = (attention.query + key_value) / t
     if attention.head_norms != "none" and latent is None:
         # In latent attention these norms act on the latents, whatever the engine calls them.

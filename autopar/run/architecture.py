@@ -35,6 +35,39 @@ class LatentAttention(Record):
     """Width of the rotary part; all heads share one rotary key."""
 
 
+class Indexer(Record, checked=True):
+    """Indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556): scores that choose keys."""
+
+    heads: Positive
+    width: Positive
+    """Width of one head; all heads share one key."""
+    topk: Positive
+    """Keys that a query attends to."""
+    every: Positive = 1
+    """Layers per choice: 1 if each layer chooses its keys."""
+    reused: bool = False
+    """True for a layer without an indexer, which attends to the keys of the last choice."""
+    trained: bool = True
+    """True if a loss over the chosen keys trains the indexer; the model's loss does not."""
+
+    def chosen(self, seq: int) -> float:
+        """Return the mean number of keys of a query: itself and all before it, up to `topk`."""
+        most = min(self.topk, seq)
+        return most - most * (most - 1) / (2 * seq)
+
+    def matrices(self, hidden: int, query_rank: int | None) -> tuple[tuple[int, int], ...]:
+        """Return the (output, input) widths of its queries, key and weights of heads."""
+        if self.reused:
+            return ()
+        queries = (self.heads * self.width, query_rank or hidden)
+        return (queries, (self.width, hidden), (self.heads, hidden))
+
+    def parameter_count(self, hidden: int, query_rank: int | None) -> int:
+        """Return the parameters: its matrices, and a LayerNorm of the key."""
+        weights = sum(rows * columns for rows, columns in self.matrices(hidden, query_rank))
+        return weights + (0 if self.reused else 2 * self.width)
+
+
 class Attention(Record, tag_field="kind", tag="attention"):
     """Attention block of one layer."""
 
@@ -63,6 +96,8 @@ class Attention(Record, tag_field="kind", tag="attention"):
     latent: LatentAttention | None = None
     gated: bool = False
     """True if a projection of the input gates the output of attention."""
+    indexer: Indexer | None = None
+    """Indexer that chooses the keys of latent attention; None for all keys."""
 
     @property
     def query(self) -> int:
@@ -366,6 +401,12 @@ class Model(Record, dict=True):
         found = (one.recurrent for one in self.kinds)
         return next((one for one in found if isinstance(one, DeltaNet)), None)
 
+    @cached_property
+    def first_sparse(self) -> Attention | None:
+        """Attention of the first layer with an indexer; None for a model without such layers."""
+        found = (one.attention for one in self.kinds)
+        return next((one for one in found if one is not None and one.indexer is not None), None)
+
     @property
     def is_hybrid(self) -> bool:
         """True if some layer is not attention or a gated delta net, followed by an MLP."""
@@ -376,9 +417,9 @@ class Model(Record, dict=True):
 
     @property
     def is_conventional(self) -> bool:
-        """True if all layers are attention without an output gate, followed by an MLP."""
+        """True if all layers are attention without gate or indexer, followed by an MLP."""
         return not self.is_hybrid and all(
-            isinstance(mixer, Attention) and not mixer.gated
+            isinstance(mixer, Attention) and not mixer.gated and mixer.indexer is None
             for one in self.kinds
             for mixer in one.mixers
         )
@@ -562,6 +603,7 @@ _ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
     "widths": lambda layer: layer.hidden,
     "sequence lengths": lambda layer: layer.seq_length,
     "heads": _heads,
+    "indexers": lambda layer: None if layer.attention is None else layer.attention.indexer or 0,
     "mixers": lambda layer: layer.recurrent,
     "norms": _norms,
     "biases": lambda layer: layer.biases,

@@ -293,6 +293,7 @@ def parameters(block: Block) -> tuple[float, float]:
     attention = block.attention
     if attention is not None:
         matrices = sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
+        matrices += sum(n * k for n, k in indexer_matrices(h, attention))
         # Cross-attention has separate matrices.
         dense += matrices * (1 if block.cross_tokens is None else 2)
     if block.recurrent is not None:
@@ -403,6 +404,13 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
         (attention.query, latent.query_rank),
         (keys, latent.kv_rank),
     )
+
+
+def indexer_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:
+    """Return the (output, input) widths of the matrices of an indexer; empty without one."""
+    if attention.indexer is None or attention.latent is None:
+        return ()
+    return attention.indexer.matrices(hidden, attention.latent.query_rank)
 
 
 def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:

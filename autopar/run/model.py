@@ -16,7 +16,7 @@ from msgspec import Meta, field
 
 from autopar.errors import InputError
 from autopar.records import Record, Seconds, number, whole_number
-from autopar.run.architecture import DeltaNet, Mamba
+from autopar.run.architecture import DeltaNet, Indexer, Mamba
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -78,20 +78,11 @@ class LightningSpec(Record, checked=True, tag_field="kind", tag="lightning"):
         return 5 * hidden * inner + inner
 
 
-class IndexerSpec(Record, checked=True):
-    """Indexer of sparse attention (DeepSeek-V3.2): scores that choose the keys of a query."""
-
-    heads: _Size
-    width: _Size
-    topk: _Size
-    """Keys that a query attends to."""
-
-
 _Mixer = Mamba | DeltaNet | ConvolutionSpec | LightningSpec
 _MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
 _Mixers = Annotated[tuple[_Mixer, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
 _INDEXER = '{"heads": ..., "width": ..., "topk": ...}'
-_Indexer = Annotated[IndexerSpec, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
+_Indexer = Annotated[Indexer, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
 Parts = Literal["both", "mixer", "mlp"]
 _WIDTHS = '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}'
 _Latent = Annotated[
@@ -487,10 +478,7 @@ def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: 
     if layer.qk_norms:
         count += (latent.query_rank or 0) + rank
     if layer.indexer is not None:
-        # queries from their latent, one key and one weight per head, and a LayerNorm of the key
-        own = layer.indexer
-        count += (latent.query_rank or h) * own.heads * own.width
-        count += h * (own.width + own.heads) + 2 * own.width
+        count += layer.indexer.parameter_count(h, latent.query_rank)
     return count
 
 

@@ -17,6 +17,7 @@ from autopar.run.architecture import (
     HeadNorms,
     LatentAttention,
     Layer,
+    Mamba,
     Mixer,
     Mlp,
     Model,
@@ -115,21 +116,37 @@ def layers_of_spec(spec: ModelSpec) -> tuple[Layer, ...]:
 def uniform_model(spec: ModelSpec) -> Model:
     """Return the model of a spec for uniform plans, reduced to settings that affect them.
 
-    Name, rotary base and scaling are removed, and `_as_told` reduces each layer. Raises InputError
-    like `model_of_spec` and `refuse_unlike`.
+    Name, rotary base and scaling are removed, and `_as_told` reduces each layer. A layer of a
+    hybrid model is one part, as in Megatron-LM: a mixer and an MLP are two layers. Raises
+    InputError like `model_of_spec` and `refuse_unlike`.
     """
     model = model_of_spec(spec)
     refuse_unlike(model)
-    groups = tuple(replace(one, layer=_as_told(one.layer)) for one in model.layers)
-    return replace(model, name="", layers=groups, rotary_base=None, rotary_scaling=None)
+    groups, repeat = model.layers, model.repeat
+    if model.is_hybrid:
+        single = tuple(part for layer in model.each_layer for part in _single(layer))
+        groups, repeat = grouped(single)
+    groups = tuple(replace(one, layer=_as_told(one.layer)) for one in groups)
+    plain = replace(model, name="", layers=groups, repeat=repeat)
+    return replace(plain, rotary_base=None, rotary_scaling=None)
+
+
+def _single(layer: Layer) -> tuple[Layer, ...]:
+    """Return a layer's parts as layers of one part each."""
+    if layer.mlp is None or not layer.mixers:
+        return (layer,)
+    return replace(layer, mlp=None, norms=1), replace(layer, mixers=(), norms=1)
 
 
 def _as_told(layer: Layer) -> Layer:
     """Return a layer without attention sinks, shared-expert gate and router biases.
 
-    They affect neither memory nor time. Norms over all heads become norms per head.
+    They affect neither memory nor time. Norms over all heads become norms per head, and chunks of a
+    scan those of Megatron-LM, which has no argument for them.
     """
     attention, experts = layer.attention, layer.experts
+    if isinstance(mixer := layer.recurrent, Mamba):
+        layer = replace(layer, mixers=(replace(mixer, chunk=128),))
     if attention is not None:
         head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
         own = replace(attention, sinks=False, head_norms=head_norms)
@@ -146,7 +163,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             remedy="Add --model with a model spec",
         )
     mixers: list[Mixer] = [one for one in layer.mixers if isinstance(one, Recurrent)]
-    if len(mixers) < len(layer.mixers) or layer.indexer is not None:
+    if len(mixers) < len(layer.mixers):
         raise InputError(
             f"model {spec.name!r}: {_unpriced(layer)} is counted, but time and memory are unknown",
             remedy="Use a model with attention, gated delta nets and Mamba-2 alone",
@@ -175,10 +192,8 @@ _UNPRICED: dict[type, str] = {
 
 def _unpriced(layer: LayerSpec) -> str:
     """Return the name of a layer's part that has no price."""
-    others = [name for kind, name in _UNPRICED.items() for one in layer.mixers if type(one) is kind]
-    if layer.indexer is not None:
-        others.append("attention to tokens chosen by an indexer")
-    return others[0]
+    kinds = {type(one) for one in layer.mixers}
+    return next(name for kind, name in _UNPRICED.items() if kind in kinds)
 
 
 def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Attention:
@@ -201,6 +216,7 @@ def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) ->
         sinks=layer.attention_sinks,
         qkv_biases=layer.biases or layer.qkv_biases,
         gated=layer.output_gate,
+        indexer=layer.indexer,
         latent=None
         if latent is None
         else LatentAttention(

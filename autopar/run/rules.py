@@ -349,6 +349,7 @@ EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp:
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
 EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
 _DELTA = "megatron/core/transformer/transformer_config.py (d98e8a64)"
+_SPARSE = "megatron/core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py (d98e8a64)"
 _MIXERS = "megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py (d98e8a64)"
 MIXER_HEADS = Rule(
     "mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
@@ -384,6 +385,16 @@ MIXERS = (
     Rule("delta-values.keys", ("delta_values", "delta_keys"), lambda values, keys: values % keys,
          "value heads of a gated delta net({delta_values}) % its key heads({delta_keys}) "
          "= {rest} != 0", source=_DELTA),
+    Rule("sparse-heads.tensor", ("sparse_heads", "tp"),
+         # of at most 64 heads per rank, or of whole tiles of 64
+         lambda heads, tp: (heads % tp == 0) * ((heads // tp) % 64)
+         * (64 % (heads // tp + 64 * (heads < tp))),
+         "heads({sparse_heads}) / tp({tp}) and 64, the tile of sparse attention, do not divide "
+         "each other", source=_SPARSE),
+    Rule("sparse-latent", ("sparse_latent",), lambda width: (width > 0) * (width != 512),
+         "sparse attention needs kv-lora-rank 512, not {sparse_latent}", source=_SPARSE),
+    Rule("sparse.context", ("sparse_heads", "cp"), lambda heads, cp: (heads > 0) * (cp > 1),
+         "sparse attention with cp({cp}) is not priced", source=_SPARSE, level="unpriced"),
 )  # fmt: skip
 """Rules of mixers: tensor ranks split heads and groups, context ranks exchange heads."""
 MIXER_FP8 = Rule(
@@ -392,10 +403,15 @@ MIXER_FP8 = Rule(
     "input projection of a mixer({mixer_projected}) / tp({tp}) is no multiple of 16, "
     "which fp8 needs", source=_MIXERS,
 )  # fmt: skip
+SPARSE_PRECISION = Rule(
+    "sparse.precision", ("sparse_heads", "precision"),
+    lambda heads, precision: (heads > 0) * (precision != "bf16"),
+    "{precision} with sparse attention is not priced", source=_SPARSE,
+)  # fmt: skip
 NO_HYBRID = Rule(
     "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,
-    "only Megatron-LM is priced with layers of one part, mixers other than attention and gated "
-    "attention", "Use --engine megatron",
+    "only Megatron-LM is priced with layers of one part, mixers other than attention, and gated or "
+    "sparse attention", "Use --engine megatron",
 )  # fmt: skip
 """Rule for engines whose hybrid models have no price."""
 ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)

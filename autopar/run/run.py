@@ -163,10 +163,12 @@ def run_with_split(run: Run, **fields: Any) -> Run:
 
 def mixer_values(model: Model) -> dict[str, int]:
     """Return the sizes of mixers that the rules of `MIXERS` read; empty with attention alone."""
-    mamba, delta = model.first_mamba, model.first_delta
+    mamba, delta, sparse = model.first_mamba, model.first_delta, model.first_sparse
     found = {}
+    if sparse is not None and sparse.latent is not None:
+        found = {"sparse_heads": sparse.heads, "sparse_latent": sparse.latent.kv_rank}
     if delta is not None:
-        found = {"delta_keys": delta.key_heads, "delta_values": delta.value_heads}
+        found |= {"delta_keys": delta.key_heads, "delta_values": delta.value_heads}
         found["mixer_projected"] = delta.projected
     if mamba is not None:
         found |= {"mixer_heads": mamba.heads, "mixer_groups": mamba.groups}

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.records import Record
-from autopar.run.architecture import Attention, Experts
+from autopar.run.architecture import Attention, Experts, Indexer
 from autopar.run.job import (
     Block,
     Job,
     Recomputation,
     adapter_parameters,
     attention_matrices,
+    indexer_matrices,
     layer_blocks,
     mtp_blocks,
 )
@@ -245,10 +246,31 @@ def _layer_flop(block: Block, seq: int) -> _Flop:
     for module, number in _products(block, seq):
         weights[module] = weights.get(module, 0.0) + 2.0 * number
     scores, attention = 0.0, block.attention
-    if attention is not None:
+    if attention is not None and attention.indexer is not None:
+        scores = _sparse_flop(block.hidden, attention, attention.indexer, seq)
+    elif attention is not None:
         seen = _seen(attention, seq) + (block.cross_tokens or 0)
         scores = 2.0 * (attention.query + attention.value) * seen
     return _Flop(weights, scores)
+
+
+def _sparse_flop(hidden: int, attention: Attention, indexer: Indexer, seq: int) -> float:
+    """Return a third of a token's FLOP in sparse attention and its indexer, forward and backward.
+
+    Megatron-Bridge counts them so (067f987, training/utils/flop_utils.py): the indexer passes no
+    gradients to its inputs, scores all pairs, and has gradients of the chosen pairs alone.
+    """
+    latent = attention.latent
+    assert latent is not None, "only latent attention is sparse"
+    narrow, keys = latent.kv_rank + latent.rotary_width, indexer.chosen(seq)
+    flop = 6.0 * keys * attention.heads * (narrow + latent.kv_rank)
+    if not indexer.reused:
+        matrices = sum(rows * columns for rows, columns in indexer_matrices(hidden, attention))
+        pair = 2.0 * indexer.heads * (indexer.width + 1)
+        flop += 2.0 * matrices + pair * (seq + 1) / 2
+        if indexer.trained:
+            flop += 2.0 * matrices + 2 * pair * keys + 2.0 * keys * attention.heads * narrow
+    return flop / 3
 
 
 def _seen(attention: Attention, seq: int) -> float:

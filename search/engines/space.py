@@ -149,8 +149,7 @@ def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
 def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
     """Return the values that rules read, by name, for a candidate in a search context."""
     given = {name: getattr(choice, name) for name in _FIELDS}
-    fp8 = run_precision(choice).fp8
-    return {**job.values, **with_words(given), "fp8": fp8}
+    return {**job.values, **with_words(given)}
 
 
 def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozenset[str]:
@@ -290,13 +289,15 @@ _FIELDS = (
 
 
 def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a candidate by name, with values derived from its recomputation."""
-    word = values.get("recompute")
-    if word is None:
-        return {**values}
-    whole = word == FULL or word.startswith("block ")
-    experts = whole or "moe" in word.split("+")
-    return {**values, "whole_layers": whole, "recomputed_experts": experts}
+    """Return values of a candidate by name, with those derived from recomputation and precision."""
+    found, word, precision = {**values}, values.get("recompute"), values.get("precision")
+    if word is not None:
+        whole = word == FULL or word.startswith("block ")
+        experts = whole or "moe" in word.split("+")
+        found |= {"whole_layers": whole, "recomputed_experts": experts}
+    if precision is not None:
+        found.setdefault("fp8", precision in FP8_RECIPES)
+    return found
 
 
 def strategy_of(
@@ -328,18 +329,21 @@ def strategy_of(
     return with_recompute(strategy, choice.recompute)
 
 
+FP8_RECIPES: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
+    "fp8": "tensorwise",
+    "fp8-blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+}
+"""Precision of a candidate -> recipe of its 8-bit GEMMs."""
+
+
 def run_precision(choice: Candidate) -> RunPrecision:
     """Return the precision settings of a candidate."""
-    recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
-        "fp8": "tensorwise",
-        "fp8-blockwise": "blockwise",
-        "mxfp8": "mxfp8",
-    }
     if choice.precision == "bf16":
         return RunPrecision()
     if choice.precision == "nvfp4":
         return RunPrecision(fp4=True)
-    return RunPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
+    return RunPrecision(fp8=True, fp8_recipe=FP8_RECIPES[choice.precision])
 
 
 def device_precisions(gpu: str) -> tuple[Precision, ...]:

@@ -61,7 +61,9 @@ def _kinds(model: Model) -> str:
     number = {
         "Mamba-2": sum(isinstance(layer.recurrent, Mamba) for layer in model.each_layer),
         "gated delta net": sum(isinstance(layer.recurrent, DeltaNet) for layer in model.each_layer),
-        "attention": sum(layer.attention is not None for layer in model.each_layer),
+        "sparse attention" if model.first_sparse else "attention": sum(
+            layer.attention is not None for layer in model.each_layer
+        ),
         "MLP": sum(isinstance(layer.mlp, Mlp) for layer in model.each_layer),
         "MoE": sum(model.mixtures),
     }

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import Schedule
@@ -27,6 +28,7 @@ from autopar.records import replace
 from autopar.run.architecture import (
     DeltaNet,
     Experts,
+    Indexer,
     LatentAttention,
     Mamba,
     Mlp,
@@ -226,7 +228,7 @@ def _hosted(engine: EngineSpace, model: Model) -> list[str]:
     """Return the modules of a layer whose activations an engine can offload."""
     if engine.name != "megatron":
         return ["none"]
-    modules = ["core_attn", "qkv_linear", "attn_proj"]
+    modules = [] if model.first_sparse else ["core_attn", "qkv_linear", "attn_proj"]
     modules += ["attn_norm"] if model.attention.latent else []
     modules += ["mlp_norm", "expert_fc1", "moe_act"] if model.experts else []
     found = ["none"]
@@ -406,29 +408,59 @@ def small_hybrid(draw: random.Random) -> Model:
     )
 
 
+def small_sparse(draw: random.Random) -> Model:
+    """Return a model with sparse attention, with or without a loss of its indexer."""
+    plain = small_model(draw)
+    latent = LatentAttention(query_rank=256, kv_rank=512, key_width=64, rotary_width=32)
+    indexer = Indexer(
+        heads=draw.choice([4, 8]),
+        width=64,
+        topk=draw.choice([256, 1024]),
+        trained=draw.random() < 0.7,
+    )
+    groups = []
+    for group in plain.layers:
+        old = group.layer.attention
+        assert old is not None
+        attention = replace(
+            old, kv_heads=old.heads, width=96, value_width=64, latent=latent, indexer=indexer,
+            window=None, head_norms="head", gated=False,
+        )  # fmt: skip
+        layer = replace(with_attention(group.layer, attention), biases=False)
+        groups.append(replace(group, layer=layer))
+    each = [one.layer for one in groups for _ in range(one.count)] * plain.repeat
+    layers, repeat = grouped(tuple(each))
+    return replace(plain, layers=layers, repeat=repeat)
+
+
 def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-def question(seed: int, *, most: int = 120, hybrid: bool = False) -> Question:
-    """Return a random question with at most `most` launches; hybrid : for a hybrid model."""
-    draw = random.Random(f"hybrid {seed}" if hybrid else seed)
+Kind = Literal["plain", "hybrid", "sparse"]
+_OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse}
+"""Models of Megatron-LM alone, by kind."""
+
+
+def question(seed: int, *, most: int = 120, kind: Kind = "plain") -> Question:
+    """Return a random question with at most `most` launches; kind : of its model."""
+    draw = random.Random(seed if kind == "plain" else f"{kind} {seed}")
     while True:
-        found = _drawn(seed, draw, most, hybrid)
+        found = _drawn(seed, draw, most, kind)
         if found is not None:
             return found
 
 
-def _drawn(seed: int, draw: random.Random, most: int, hybrid: bool) -> Question | None:
+def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | None:
     engine = draw.choice([spaces()[0], spaces()[0], *spaces()])
     model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if hybrid:
+    if kind in _OF_MEGATRON:
         if _training(seed).lora_rank is not None or seed % 8 == 2:
             seed += 1
-        engine, model = spaces()[0], small_hybrid(draw)
+        engine, model = spaces()[0], _OF_MEGATRON[kind](draw)
     elif seed % 4 == 3 and _training(seed) in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
@@ -444,7 +476,7 @@ def _drawn(seed: int, draw: random.Random, most: int, hybrid: bool) -> Question 
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     copies = draw.choice([None, None, (1,), (2, 4)])
-    if seed % 8 == 2 and not hybrid:
+    if seed % 8 == 2 and kind == "plain":
         # several nodes, each of which can hold a replica
         engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
         copies = draw.choice([None, (1, 8), (1, 2, 8)])

@@ -207,7 +207,23 @@ def test_more_answers(seed: int) -> None:
 )])  # fmt: skip
 def test_the_answer_for_a_hybrid_is_that_of_pricing_everything(seed: int) -> None:
     """Layers of one part or of both, with Mamba-2 or gated delta nets, with and without MTP."""
-    found = question(seed, most=40, hybrid=True)
+    found = question(seed, most=40, kind="hybrid")
+    check(found, fresh(found))
+
+
+_EQUAL_SETS = pytest.mark.xfail(
+    strict=True,
+    reason="one of two sets that offload equal bytes is tried; the other may need less of the host",
+)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(
+    pytest.param(seed, marks=[pytest.mark.slow, *([_EQUAL_SETS] if seed == 9 else [])])
+    for seed in range(6, 100)
+)])  # fmt: skip
+def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: int) -> None:
+    """With and without a loss of the indexer, experts and MTP."""
+    found = question(seed, most=40, kind="sparse")
     check(found, fresh(found))
 
 

@@ -152,6 +152,8 @@ _HARMLESS: dict[str, str] = {
     """,
     "numbers": """
         apply-layernorm-1p apply-query-key-layer-scaling norm-epsilon rotary-base
+        dsa-indexer-rope-interleaved no-dsa-indexer-rotate-activation
+        disable-dsa-indexer-rotate-activation dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32
         rotary-interleaved rotary-seq-len-interpolation-factor rotary-scaling-factor
         use-rope-scaling rope-scaling-factor mscale mscale-all-dim attention-softmax-in-fp32
         glu-linear-offset
@@ -324,6 +326,8 @@ _EFFECTIVE: dict[str, str] = {
         no-rope-freq experimental-attention-variant linear-attention-type linear-attention-freq
         linear-conv-kernel-dim linear-key-head-dim linear-value-head-dim linear-num-key-heads
         linear-num-value-heads dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk
+        dsa-indexer-topk-freq dsa-indexer-skip-topk-offset dsa-kernel-backend
+        no-dsa-indexer-scoring-relu disable-dsa-indexer-scoring-relu
         relative-attention-num-buckets relative-attention-max-distance mrope-section
         no-create-attention-mask-in-dataloader
         dataloader-inter-document-masking

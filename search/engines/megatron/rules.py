@@ -25,6 +25,7 @@ from autopar.run.rules import (
     MIXER_FP8,
     NO_EXPERTS,
     SEQUENCE,
+    SPARSE_PRECISION,
     WHOLE_EXPERTS,
     Notice,
     Rule,
@@ -107,6 +108,10 @@ DEGREES = (
           "experts with tp({tp}) need --sequence-parallel"),
     _rule("positions", "positions, seq_length", lambda positions, length: positions < length,
           "max-position-embeddings({positions}) is below seq-length({seq_length})"),
+    _rule("sparse.sequence-parallel", "sparse_heads, tp, sequence_parallel",
+          lambda heads, tp, sp: (heads > 0) * (tp > 1) > sp,
+          "sparse attention with tp({tp}) needs --sequence-parallel",
+          "megatron/core/transformer/experimental_attention_variant/absorbed_mla.py"),
     _rule("experts.topk", "topk, experts", lambda topk, experts: (experts > 0) * (topk > experts),
           "moe-router-topk({topk}) is above num-experts({experts})"),
     _rule("heads.hidden", "kv-channels, hidden, heads",
@@ -246,6 +251,10 @@ ARGUMENTS = (
     _rule("context.local", "cp, transformer-impl=local", lambda cp, local: (cp > 1) * local,
           "--context-parallel-size above 1 needs --transformer-impl transformer_engine"),
     _excludes("deterministic-mode", "cross-entropy-loss-fusion"),
+    *(_rule(f"{flag}.kernels", f"{flag}, dsa-kernel-backend=cudnn",
+            lambda given, cudnn: given * cudnn, f"--{flag} and --dsa-kernel-backend cudnn exclude "
+            "each other") for flag in ("no-dsa-indexer-scoring-relu",
+                                       "disable-dsa-indexer-scoring-relu")),
     _rule("mtp.positions",
           "mtp, rotary, position-embedding-type=rope, position-embedding-type=none",
           lambda mtp, rotary, rope, none: (mtp > 0) > (rotary + rope + none > 0),
@@ -599,6 +608,7 @@ Sources: `peft/utils.py` and `training/setup.py`.
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
     MIXER_FP8,
+    SPARSE_PRECISION,
     COPIED_KEYS,
     FFN,
     *SEQUENCE,

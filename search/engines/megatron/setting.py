@@ -66,7 +66,7 @@ _DEFAULTS = {
 
 OF_RUN = (
     *("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches"),
-    "mixer_projected",
+    *("mixer_projected", "sparse_latent"),
 )
 """Values that are not in the arguments: rules compute them, or they depend on the run."""
 
@@ -225,6 +225,15 @@ def _has_latent_attention(s: Setting) -> bool:
     return in_pattern or s.has("multi-latent-attention")
 
 
+def _sparse_heads(s: Setting) -> int | None:
+    """Return the query heads if attention is sparse, else 0; None: unknown."""
+    pattern = _pattern(s)
+    in_pattern = pattern is not None and "D" in pattern.letters + pattern.mtp
+    if not in_pattern and not s.value("experimental-attention-variant=dsa"):
+        return 0
+    return s.number("num-attention-heads", None)
+
+
 def _segments(s: Setting) -> int | None:
     """Return the number of segments of a pattern, 1 without one; None: unknown."""
     if not any(map(s.has, (PATTERN, "hybrid-override-pattern"))):
@@ -306,6 +315,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "segments": _segments,
     # `validate_args` derives it from the pattern
     "multi-latent-attention": _has_latent_attention,
+    "sparse_heads": _sparse_heads,
     "hybrid": _any(PATTERN, "hybrid-override-pattern"),
     "amd": _gpus_of(_AMD),
     "no_flash": lambda s: lacks_flash_attention(s.gpu),

@@ -12,6 +12,7 @@ from autopar.run.architecture import (
     Attention,
     DeltaNet,
     Experts,
+    Indexer,
     LatentAttention,
     Layer,
     LayerGroup,
@@ -21,6 +22,7 @@ from autopar.run.architecture import (
     Positions,
     decoder_layers,
     grouped,
+    with_attention,
     without_window,
 )
 from search.engines.arguments import LaunchArguments
@@ -58,17 +60,9 @@ def read_pattern(words: LaunchArguments) -> LayerPattern | None:
         raise words.fail(PATTERN, str(error)) from None
     if depths and not found.depths:
         raise words.unpriced("mtp-num-layers", f"has no part in --{PATTERN}", "Add it behind a /")
-    for letter, what in _UNPRICED_LETTERS.items():
-        if letter in found.letters + found.mtp:
-            raise words.unpriced(PATTERN, f"has layers {letter} ({what})", _ONLY_PRICED)
     if "E" in found.letters + found.mtp and not words.has("num-experts"):
         raise words.missing("num-experts", f"--{PATTERN} has layers E")
     return found
-
-
-_ONLY_PRICED = "Only M, G, *, +, - and E are priced"
-_UNPRICED_LETTERS = {"D": "attention with an indexer"}
-"""Letters whose memory and time are not known, with the layer."""
 
 
 def is_gpt(words: LaunchArguments, pattern: LayerPattern) -> bool:
@@ -111,7 +105,14 @@ def model_of(
     positions: Positions = "rotary"
     if kind in ("learned_absolute", "none"):
         positions = "learned" if kind == "learned_absolute" else "none"
-    attention, whole_every = _attention(words, hidden, positions, yarn=kind == "yarn")
+    letters = "" if pattern is None else pattern.letters + pattern.mtp
+    # `validate_args` sets the flag where the pattern has such layers
+    latent = words.has("multi-latent-attention") or not {*"+D"}.isdisjoint(letters)
+    attention, whole_every = _attention(
+        words, hidden, positions, yarn=kind == "yarn", is_latent=latent
+    )
+    if _variant(words) == _SPARSE or "D" in letters:
+        attention = replace(attention, indexer=_indexer(words, pattern))
     layer = Layer(
         hidden=hidden,
         mixers=(attention,),
@@ -128,6 +129,8 @@ def model_of(
         linear = _linear_layers(words, layers)
         if any(linear):
             groups, repeat = _with_delta(groups, repeat, linear, _delta(words))
+        if attention.indexer is not None and attention.indexer.every > 1:
+            groups, repeat = _with_reused(words, groups, repeat, attention)
     else:
         each, mtp_block = _hybrid_layers(words, pattern, layer, experts, whole_every)
         (groups, repeat), mtp = grouped(each), pattern.depths
@@ -160,7 +163,6 @@ def _hybrid_layers(
     """
     paired = is_gpt(words, pattern)
     used = pattern.letters + pattern.mtp
-    _variant(words)
     mixers = {
         "M": _mamba(words, layer.hidden) if "M" in used else None,
         "G": _delta(words) if "G" in used else None,
@@ -211,28 +213,83 @@ def _delta(words: LaunchArguments) -> DeltaNet:
     )
 
 
+def _indexer(words: LaunchArguments, pattern: LayerPattern | None) -> Indexer:
+    """Return the indexer of sparse attention, for its layers that have one.
+
+    Raises UnpricedError for other kernels than cuDNN's, a loss over all keys, and keys that layers
+    of a pattern share.
+    """
+    if not words.has("multi-latent-attention") and pattern is None:
+        raise words.missing("multi-latent-attention", f"--{_VARIANTS[0]} is {_SPARSE}")
+    if (kernels := words.text("dsa-kernel-backend", "none")) != "cudnn":
+        raise words.unpriced(
+            "dsa-kernel-backend", f"{kernels} is not priced for sparse attention", "Use cudnn"
+        )
+    for flag in ("fp8-format", "fp4-format", "context-parallel-size"):
+        if words.has(flag) and words.text(flag) != "1":
+            raise words.unpriced(flag, "is not priced with sparse attention", "Remove it")
+    loss = words.real("dsa-indexer-loss-coeff", 0.0)
+    if loss and not words.has("dsa-indexer-use-sparse-loss"):
+        raise words.unpriced(
+            "dsa-indexer-loss-coeff", "is a loss over all keys", "Add --dsa-indexer-use-sparse-loss"
+        )
+    every = words.number(_EVERY, 1)
+    if every > 1 and pattern is not None:
+        raise words.unpriced(_EVERY, f"is not priced with --{PATTERN}", "Use pretrain_gpt.py")
+    return Indexer(
+        heads=words.number("dsa-indexer-n-heads"),
+        width=words.number("dsa-indexer-head-dim"),
+        topk=words.number("dsa-indexer-topk"),
+        every=every,
+        trained=loss > 0,
+    )
+
+
+_EVERY = "dsa-indexer-topk-freq"
+
+
+def _with_reused(
+    words: LaunchArguments, groups: tuple[LayerGroup, ...], repeat: int, attention: Attention
+) -> tuple[tuple[LayerGroup, ...], int]:
+    """Return the groups of a decoder whose layers without a choice of keys reuse the last one."""
+    layers = [one.layer for one in groups for _ in range(one.count)] * repeat
+    assert attention.indexer is not None, "asked of sparse attention alone"
+    every = attention.indexer.every
+    reused = replace(attention, indexer=replace(attention.indexer, reused=True))
+    # layers are counted from 1; those up to the offset choose (`is_dsa_skip_topk_layer` of dsa.py)
+    offset = max(1, int(words.real("dsa-indexer-skip-topk-offset", 0)))
+    return grouped(
+        tuple(
+            with_attention(one, reused) if max(0, place - offset) % every else one
+            for place, one in enumerate(layers, 1)
+        )
+    )
+
+
 _DELTA_NETS = ("gdn", "gated_delta_net")
 """Names of the gated delta net; the second is the older one."""
+_SPARSE = "dsa"
 
 
 def _variant(words: LaunchArguments) -> str | None:
-    """Return the flag that selects gated delta nets; None without one.
+    """Return the kind of attention that a flag selects; None without one.
 
-    Raises UnpricedError for attention of other kinds.
+    Raises UnpricedError for kinds other than gated delta nets and sparse attention.
     """
     flag = next((one for one in _VARIANTS if words.has(one)), None)
-    if flag is not None and (kind := words.text(flag)) not in _DELTA_NETS:
-        raise words.unpriced(flag, f"{shorten(kind)} is not priced", "Only gdn is priced")
-    return flag
+    kind = None if flag is None else words.text(flag)
+    if flag is not None and kind is not None and kind not in (*_DELTA_NETS, _SPARSE):
+        raise words.unpriced(flag, f"{shorten(kind)} is not priced", "Only gdn and dsa are priced")
+    return kind
 
 
 def _linear_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
     """Return a boolean for each layer of a GPT model, True for a gated delta net."""
-    flag = _variant(words)
-    if flag is None:
+    kind = _variant(words)
+    if kind not in _DELTA_NETS:
         return (False,) * layers
     if not words.has("linear-attention-freq"):
-        raise words.missing("linear-attention-freq", f"--{flag} is given")
+        raise words.missing("linear-attention-freq", f"{kind} is chosen")
     # N is N - 1 gated delta nets, then attention
     return _layer_list(words, "linear-attention-freq", layers, lambda place, n: (place + 1) % n > 0)
 
@@ -250,7 +307,7 @@ _VARIANTS = ("experimental-attention-variant", "linear-attention-type")
 
 
 def _attention(
-    words: LaunchArguments, hidden: int, positions: Positions, *, yarn: bool
+    words: LaunchArguments, hidden: int, positions: Positions, *, yarn: bool, is_latent: bool
 ) -> tuple[Attention, int]:
     """Return (attention, n if every n-th layer has full attention, else 0)."""
     heads = words.number("num-attention-heads")
@@ -259,7 +316,7 @@ def _attention(
         groups = words.number("num-query-groups", 1)
     width = value_width = words.number("kv-channels", hidden // heads)
     latent = None
-    if words.has("multi-latent-attention"):
+    if is_latent:
         latent = LatentAttention(
             query_rank=words.number("q-lora-rank") if words.has("q-lora-rank") else None,
             kv_rank=words.number("kv-lora-rank"),

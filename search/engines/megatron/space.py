@@ -83,7 +83,8 @@ def _megatron_offload(model: Model) -> tuple[str, ...]:
     A norm that is fused with the following GEMM is not a separate module. `attn_proj` is offloaded
     only together with `core_attn`.
     """
-    modules: list[OffloadModule] = ["core_attn", "qkv_linear"]
+    # sparse attention has no such modules
+    modules: list[OffloadModule] = [] if model.first_sparse else ["core_attn", "qkv_linear"]
     if model.attention.latent is not None:
         modules.append("attn_norm")
     if model.experts is not None:

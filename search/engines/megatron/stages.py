@@ -209,9 +209,10 @@ def letters_of(layer: Layer) -> str:
     """Return the letters of a layer in `--hybrid-layer-pattern`, one for each part."""
     found = ""
     for mixer in layer.mixers:
-        is_latent = isinstance(mixer, Attention) and mixer.latent is not None
-        letter = _RECURRENT.get(type(mixer), "*")
-        found += "+" if is_latent else letter
+        if isinstance(mixer, Attention):
+            found += "*" if mixer.latent is None else "+" if mixer.indexer is None else "D"
+        else:
+            found += _RECURRENT[type(mixer)]
     return found + ("" if layer.mlp is None else "E" if layer.experts is not None else "-")
 
 

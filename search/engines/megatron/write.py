@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.rates.devices import default_attention
-from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Model, windows_of
+from autopar.run.architecture import (
+    Attention,
+    DeltaNet,
+    Experts,
+    Indexer,
+    Layer,
+    Mamba,
+    Model,
+    windows_of,
+)
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL, Optimizer
 from autopar.run.strategy import wide_ends
@@ -159,6 +168,27 @@ def _delta(model: Model, delta: DeltaNet) -> Iterator[Argument]:
     yield _one("linear-conv-kernel-dim", delta.kernel)
 
 
+def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
+    if not model.is_hybrid:
+        yield _one("experimental-attention-variant", "dsa")
+    yield _one("dsa-kernel-backend", "cudnn")
+    yield _one("dsa-indexer-n-heads", indexer.heads)
+    yield _one("dsa-indexer-head-dim", indexer.width)
+    yield _one("dsa-indexer-topk", indexer.topk)
+    if indexer.every > 1:
+        reused = (sparse.reused for sparse in map(_indexer_of, model.each_layer) if sparse)
+        yield _one("dsa-indexer-topk-freq", indexer.every)
+        yield _one("dsa-indexer-skip-topk-offset", [*reused].index(True))
+    if indexer.trained:
+        # the weight of the loss in Megatron-Bridge's recipes of GLM-5
+        yield _one("dsa-indexer-loss-coeff", 0.001)
+        yield ("dsa-indexer-use-sparse-loss", ())
+
+
+def _indexer_of(layer: Layer) -> Indexer | None:
+    return None if layer.attention is None else layer.attention.indexer
+
+
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("num-attention-heads", attention.heads)
     # The default, hidden size / heads, is wrong for some models, such as Qwen3.
@@ -172,6 +202,8 @@ def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
         yield _one("qk-head-dim", latent.key_width)
         yield _one("qk-pos-emb-head-dim", latent.rotary_width)
         yield _one("v-head-dim", attention.value_width)
+        if attention.indexer is not None:
+            yield from _indexer(model, attention.indexer)
     elif attention.kv_heads != attention.heads:
         yield ("group-query-attention", ())
         yield _one("num-query-groups", attention.kv_heads)

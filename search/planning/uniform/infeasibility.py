@@ -245,6 +245,7 @@ _EVEN = (
 
 Embedding and head may each count as a layer."""
 _MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "fp8": ("precision",),
     "whole_layers": ("recompute",),
     "recomputed_experts": ("recompute",),
     "block_layers": ("recompute",),

@@ -36,8 +36,9 @@ LARGE = tuple(
 EXECUTIONS = ("1x8-dp8", "1x8-tp8", "8x8-tp8-pp4-dp2")
 OTHER_BLOCKS = {
     **dict.fromkeys(
-        ("deepseek-v2-lite", "deepseek-v3", "glm-4.5-air", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2",
-         "llama4-maverick", "llama4-scout", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
+        ("deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-5", "gpt-oss-120b",
+         "gpt-oss-20b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
+         "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
          "qwen3-30b-a3b", "qwen3-next-80b", "nemotron-3-nano", "nemotron-3-super"),
         "mixture of experts",
     ),

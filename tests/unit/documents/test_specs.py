@@ -46,10 +46,14 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     # those of tests/data/published_configs.json: text parts, without modules of further tokens
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_404_352,
+    "deepseek-v3.2": 671_026_404_352 + 61 * (1536 * 64 * 128 + 7168 * 192 + 2 * 128),
     "gemma-3-27b": 27_009_346_304,
     "glm-4.5-air": 106_852_245_504,
+    # published: 744 billion; that of GLM-5.2, whose 57 other layers have no indexer, is exact
+    "glm-5": 743_377_000_704 + 57 * (2048 * 32 * 128 + 6144 * 160 + 2 * 128),
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "granite-4-small": 32_207_337_984,  # counted by hand; published: 32 billion
     "kimi-k2": 1_026_408_209_408,
     "llama4-maverick": 400_711_848_960,
     "llama4-scout": 107_769_861_120,
@@ -436,8 +440,9 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
 
 
 NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
-    "deepseek-v2-lite", "deepseek-v3", "gemma-3-27b", "glm-4.5-air", "gpt-oss-20b", "gpt-oss-120b",
-    "kimi-k2", "llama4-maverick", "llama4-scout", "qwen3-next-80b",
+    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-27b", "glm-4.5-air", "glm-5",
+    "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
+    "qwen3-next-80b",
 }  # fmt: skip
 
 

@@ -482,7 +482,7 @@ def test_fp8_needs_a_projection_of_whole_blocks() -> None:
     ("arguments", "problem"),
     [
         ({"--experimental-attention-variant": "gdn2", PATTERN: "G-G*"}, "is not priced"),
-        ({PATTERN: "D-", "--kv-lora-rank": 64}, "indexer"),
+        ({PATTERN: "D-", "--kv-lora-rank": 64}, "dsa-kernel-backend"),
         ({PATTERN: "G-G*", "--deterministic-mode": True}, "loop over chunks"),
         ({"--mtp-num-layers": 1}, "has no part in --hybrid-layer-pattern"),
         ({"--disable-mamba-mem-eff-path": True}, "saves other tensors"),

@@ -118,6 +118,22 @@ def test_a_uniform_model_has_the_layers_of_its_spec(name: str) -> None:
     assert (found.vocab, found.tied, found.mtp) == (own.vocab, own.tied, own.mtp)
 
 
+def test_layers_of_a_uniform_hybrid_have_one_part() -> None:
+    """Mamba-2 and experts of Granite 4 are two layers, as the letters of a pattern."""
+    spec = load_spec("granite-4-small")
+    found, own = uniform_model(spec), model_of_spec(spec)
+    assert (own.num_layers, found.num_layers) == (40, 80)
+    assert {(len(one.mixers), one.mlp is not None, one.norms) for one in found.kinds} == {
+        (1, False, 1),
+        (0, True, 1),
+    }
+    mixers = [one.mixers for one in found.each_layer[::2]]
+    assert [type(one[0]) for one in mixers] == [type(one.mixers[0]) for one in own.each_layer]
+    # Megatron-LM has no argument for the chunks of a scan
+    assert found.first_mamba is not None
+    assert found.first_mamba.chunk == 128
+
+
 @pytest.mark.parametrize(("name", "kept"), [("llama2-7b", None), ("mixtral-8x7b", 1)])
 def test_only_experts_have_an_expert_tensor_degree(name: str, kept: int | None) -> None:
     """A dense run of a search has the degree 1, which closed forms then refused to compare."""

@@ -1,0 +1,210 @@
+"""Sparse attention of Megatron-LM, whose indexer chooses keys: read, counted, refused, written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autopar.price.activations import mixer_bytes, saved_parts
+from autopar.price.parameters import stage_weights
+from autopar.run.architecture import Indexer
+from autopar.run.rules import RuleError
+from autopar.run.run import Run
+from search.engines.arguments import MissingError, UnpricedError
+from search.engines.exporter_types import ExportTarget
+from search.engines.megatron.read import read_run
+from search.engines.megatron.rules import violated_rules
+from search.engines.megatron.write import write
+from search.engines.text import flags_of, script_command
+
+GLM: dict[str, Any] = {
+    "--num-layers": 10, "--hidden-size": 6144, "--ffn-hidden-size": 12288,
+    "--num-attention-heads": 64, "--multi-latent-attention": True, "--q-lora-rank": 2048,
+    "--kv-lora-rank": 512, "--qk-head-dim": 192, "--qk-pos-emb-head-dim": 64,
+    "--v-head-dim": 256, "--kv-channels": 256, "--qk-layernorm": True,
+    "--experimental-attention-variant": "dsa", "--dsa-kernel-backend": "cudnn",
+    "--dsa-indexer-n-heads": 32, "--dsa-indexer-head-dim": 128, "--dsa-indexer-topk": 2048,
+    "--dsa-indexer-loss-coeff": 0.001, "--dsa-indexer-use-sparse-loss": True,
+    "--swiglu": True, "--normalization": "RMSNorm", "--disable-bias-linear": True,
+    "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope",
+    "--vocab-size": 154880, "--seq-length": 4096, "--max-position-embeddings": 4096,
+    "--micro-batch-size": 1, "--global-batch-size": 64, "--bf16": True,
+    "--use-distributed-optimizer": True, "--hidden-dropout": 0, "--attention-dropout": 0,
+}  # fmt: skip
+"""Ten dense layers of GLM-5."""
+
+
+def read(more: dict[str, Any] | None = None, *, world_size: int = 64) -> Run:
+    """Return the run of GLM's layers with more arguments; None takes an argument out."""
+    arguments = {key: one for key, one in (GLM | (more or {})).items() if one is not None}
+    return read_run(arguments, world_size=world_size, gpu="H100").run
+
+
+def indexers(run: Run) -> list[Indexer | None]:
+    """Return the indexer of every layer."""
+    return [one.attention and one.attention.indexer for one in run.model.each_layer]
+
+
+def test_an_indexer_is_read() -> None:
+    """Its loss trains it only if it has a weight."""
+    own = Indexer(heads=32, width=128, topk=2048)
+    assert indexers(read()) == [own] * 10
+    untrained = indexers(read({"--dsa-indexer-loss-coeff": 0}))
+    assert {one.trained for one in untrained if one} == {False}
+
+
+@pytest.mark.parametrize(("offset", "chosen"), [(0, [1, 5, 9]), (3, [1, 2, 3, 7])])
+def test_layers_reuse_the_keys_of_an_earlier_layer(offset: int, chosen: list[int]) -> None:
+    """Layers count from 1, and those up to the offset choose (`is_dsa_skip_topk_layer`)."""
+    more = {"--dsa-indexer-topk-freq": 4, "--dsa-indexer-skip-topk-offset": offset}
+    run = read(more)
+    assert [place for place, one in enumerate(indexers(run), 1) if one and not one.reused] == chosen
+    assert written(run).model == run.model
+
+
+def test_letters_d_are_layers_with_an_indexer() -> None:
+    """`validate_args` switches latent attention on; pairs are the GPT run."""
+    pattern = {
+        "--hybrid-layer-pattern": "D-" * 10,
+        "--multi-latent-attention": None,
+        "--experimental-attention-variant": None,
+    }
+    assert read(pattern) == read()
+    mixed = read({**pattern, "--hybrid-layer-pattern": "D-D"})
+    assert [one.mlp is None for one in mixed.model.each_layer] == [True, False, True]
+    assert written(mixed).model == mixed.model
+
+
+def test_weights_are_those_of_the_model() -> None:
+    """The indexer is whole on every tensor rank."""
+    run = read({"--tensor-model-parallel-size": 1})
+    latent, inner = 2048 * (6144 + 64 * 256), 64 * (192 + 256) * 512
+    attention = latent + 6144 * 576 + inner + 64 * 256 * 6144 + 2048 + 512
+    indexer = 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    each = attention + indexer + 3 * 6144 * 12288 + 2 * 6144
+    found = sum(one.elements for one in stage_weights(run, 0)[0])
+    assert found == 10 * each + 2 * 154880 * 6144 + 6144
+    halves = read({"--tensor-model-parallel-size": 2, "--sequence-parallel": True})
+    names = {one.name: one.elements for one in stage_weights(halves, 0)[0] if one.name == "indexer"}
+    assert names == {"indexer": 6144 * 32}  # the last of three matrices, not divided
+
+
+def test_saved_tensors_are_those_of_the_source() -> None:
+    """Counted by hand, per token, in elements of 2 bytes."""
+    parts, tokens = dict(saved_parts(read().rank_layers[0])), 4096
+    assert parts["query latent"] == parts["latent norms"] == 2 * tokens * 2048
+    assert parts["key-value latent"] == parts["key"] == 2 * tokens * 576
+    assert parts["query"] == 2 * tokens * 64 * 256
+    assert parts["absorbed query"] == 2 * tokens * 64 * 576
+    assert parts["latent output"] == 2 * tokens * 64 * 512
+    assert parts["attention output"] == 2 * tokens * 64 * 256
+    assert parts["value weights"] == 2 * 64 * 256 * 512
+    assert parts["chosen keys"] == 4 * tokens * 2048
+    assert parts["indexer keys"] == tokens * (2 * 128 + 8)
+    assert parts["indexer gradients"] == 2 * tokens * (32 * 129 + 128)
+    assert "indexer input" not in parts
+    scattered = {"--tensor-model-parallel-size": 2, "--sequence-parallel": True}
+    gathered = dict(saved_parts(read(scattered).rank_layers[0]))
+    assert gathered["indexer input"] == 2 * tokens * (6144 + 2048)
+    assert gathered["query latent"] == tokens * 2048
+
+
+@pytest.mark.parametrize(
+    ("more", "gone"),
+    [
+        ({"--dsa-indexer-loss-coeff": 0}, {"indexer keys", "indexer gradients"}),
+        ({"--recompute-granularity": "selective", "--recompute-modules": "core_attn"},
+         {"latent output", "softmax statistics", "chosen keys", "indexer keys",
+          "indexer gradients"}),
+        ({"--recompute-granularity": "selective", "--recompute-modules": "mla_up_proj"},
+         {"query", "absorbed query", "key"}),
+        # there are no hooks for it in `AbsorbedMLASelfAttention`
+        ({"--fine-grained-activation-offloading": True, "--offload-modules": "core_attn"}, set()),
+    ],
+)  # fmt: skip
+def test_what_is_made_again_is_not_saved(more: dict[str, Any], gone: set[str]) -> None:
+    """An indexer without a loss saves nothing."""
+    every, left = ({*dict(saved_parts(one.rank_layers[0]))} for one in (read(), read(more)))
+    assert every - left == gone
+
+
+def test_scores_are_held_in_parts() -> None:
+    """Scores of all pairs, up to 1 GiB, and twice as much for the choice."""
+    short, long = (
+        mixer_bytes(read({"--seq-length": seq, "--max-position-embeddings": seq}).rank_layers[0])
+        for seq in (4096, 65536)
+    )
+    queries = 3 * 2 * 32 * 128
+    assert short[0] == 12 * 4096**2 + 4096 * queries
+    assert long[0] == 3 * 2**30 + 65536 * queries
+    assert short[1] == 2 * 4096 * 64 * (576 + 512)
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"--num-attention-heads": 96}, "sparse-heads.tensor"),
+        ({"--kv-lora-rank": 256}, "sparse-latent"),
+    ],
+)
+def test_kernels_have_their_sizes(more: dict[str, Any], rule: str) -> None:
+    """Sizes that the kernels of cuDNN and FlashMLA decline; others have no price."""
+    with pytest.raises(RuleError) as caught:
+        read(more)
+    assert rule in caught.value.ids
+
+
+@pytest.mark.parametrize(
+    ("more", "flag"),
+    [
+        ({"--dsa-kernel-backend": None}, "dsa-kernel-backend"),
+        ({"--dsa-kernel-backend": "tilelang"}, "dsa-kernel-backend"),
+        ({"--dsa-indexer-use-sparse-loss": None}, "dsa-indexer-loss-coeff"),
+        ({"--hybrid-layer-pattern": "D-", "--dsa-indexer-topk-freq": 4}, "dsa-indexer-topk-freq"),
+        ({"--context-parallel-size": 2}, "context-parallel-size"),
+        ({"--fp8-format": "hybrid"}, "fp8-format"),
+    ],
+)
+def test_what_has_no_price_is_refused(more: dict[str, Any], flag: str) -> None:
+    """Other kernels, a loss over all keys, and shared keys of a pattern."""
+    with pytest.raises(UnpricedError) as caught:
+        read(more)
+    assert f"--{flag}" in str(caught.value)
+
+
+def test_a_missing_argument_is_named() -> None:
+    """Sparse attention is latent attention, and its indexer has sizes."""
+    for flag in ("--multi-latent-attention", "--dsa-indexer-topk"):
+        with pytest.raises(MissingError) as caught:
+            read({flag: None})
+        assert flag in str(caught.value)
+
+
+def test_tensor_ranks_need_sequence_parallelism() -> None:
+    """`AbsorbedMLASelfAttention` asserts it."""
+    words = {key[2:]: () if one is True else (str(one),) for key, one in GLM.items()}
+    words |= {"tensor-model-parallel-size": ("2",)}
+    assert "megatron.sparse.sequence-parallel" in {one.id for one in violated_rules(words, 64)}
+    both = {**words, "no-dsa-indexer-scoring-relu": (), "sequence-parallel": ()}
+    assert {one.id for one in violated_rules(both, 64)} >= {
+        "megatron.no-dsa-indexer-scoring-relu.kernels"
+    }
+
+
+def written(run: Run) -> Run:
+    """Return a run as read from the arguments that are written for it."""
+    draft = write(run, ExportTarget(num_nodes=8, gpus_per_node=8))
+    flags = flags_of(script_command(draft.files["megatron_args.sh"], "x").arguments)
+    arguments = {
+        f"--{flag}": True if not words else words[0] if len(words) == 1 else [*words]
+        for flag, words in flags.items()
+    }
+    return read_run(arguments, world_size=64, gpu="H100").run
+
+
+def test_sparse_attention_is_written_as_it_is_read() -> None:
+    """In GPT models and in patterns, with and without a loss."""
+    for more in ({}, {"--dsa-indexer-loss-coeff": 0}, {"--global-batch-size": 128}):
+        run = read(more)
+        assert written(run).model == run.model
