@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
@@ -140,6 +141,15 @@ class EngineSpace(Record):
     """Features of the engine that are not searched, with the option that uses them, if any."""
 
 
+_FIELDS = (
+    *("tp", "tp_overlap", "cp", "cp_kind", "pp", "vpp", "ep", "etp", "zero", "dp_replicate"),
+    *("recompute", "offload", "overlap_experts", "precision"),
+)
+"""Fields of `Candidate` that rules read."""
+fields_of: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*_FIELDS)
+"""Function (candidate) -> values of its fields that rules read."""
+
+
 def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
     """Return the run of a candidate; raises RuleError with the constraints that it violates."""
     refuse(engine.rules, values_of(job, choice))
@@ -148,7 +158,7 @@ def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
 
 def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
     """Return the values that rules read, by name, for a candidate in a search context."""
-    given = {name: getattr(choice, name) for name in _FIELDS}
+    given = dict(zip(_FIELDS, fields_of(choice), strict=True))
     return {**job.values, **with_words(given)}
 
 
@@ -279,13 +289,6 @@ def _of_adapters(rules: Iterable[Rule]) -> list[Rule]:
 def _has_window(model: Model) -> bool:
     attentions = (layer.attention for layer in model.kinds)
     return any(one is not None and one.window is not None for one in attentions)
-
-
-_FIELDS = (
-    *("tp", "tp_overlap", "cp", "cp_kind", "pp", "vpp", "ep", "etp", "zero", "dp_replicate"),
-    *("recompute", "offload", "overlap_experts"),
-)
-"""Fields of `Candidate` that rules read."""
 
 
 def with_words(values: Mapping[str, Any]) -> dict[str, Any]:

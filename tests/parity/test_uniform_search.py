@@ -211,6 +211,16 @@ def test_the_answer_for_a_hybrid_is_that_of_pricing_everything(seed: int) -> Non
     check(found, fresh(found))
 
 
+@pytest.mark.parametrize("seed", [2, 8, 11, 16, 23, 24, 42, 56])
+def test_the_smallest_plan_is_small_without_time(seed: int) -> None:
+    """Plans counted before the search begins are within a quarter of the smallest."""
+    one = asked(seed)
+    solved = fresh(one).solve(one.fixed, memory_bytes=one.memory_bytes, smallest_s=0.0)
+    assert solved.smallest is not None
+    peak = solved.smallest.assessment.fullest.peak_bytes
+    assert one.smallest <= peak <= 1.25 * one.smallest
+
+
 _EQUAL_SETS = pytest.mark.xfail(
     strict=True,
     reason="one of two sets that offload equal bytes is tried; the other may need less of the host",

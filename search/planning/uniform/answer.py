@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
@@ -270,7 +270,7 @@ def answer(
     grace_s : additional CPU seconds for each engine without a plan at its time limit; default:
         `search.planning.uniform.best_first.GRACE_S`
     """
-    from search.planning.uniform.best_first import GRACE_S
+    from search.planning.uniform.best_first import GRACE_S, LEAST_S
 
     began = time.perf_counter()
     grace_s = GRACE_S if grace_s is None else grace_s
@@ -283,7 +283,9 @@ def answer(
         share = None if seconds is None else seconds / len(own)
         # the first engine usually has the fastest plan, for which alternatives are needed
         top = 1 if first else 1 + question.top
-        answers = [_solved(question, variant, spaces, top, share, grace_s) for variant in own]
+        # beside a plan of another engine, the smallest plan of an engine is a detail
+        limits = SearchLimits(share, grace_s, 0.0 if first else LEAST_S)
+        answers = [_solved(question, variant, spaces, top, limits) for variant in own]
         one = _of_variants(answers)
         if one.best is not None and not first:
             first = one.best.samples_per_s
@@ -327,8 +329,9 @@ def searched_in(
 
     own = _variants(question, engine)
     share = None if question.seconds is None else question.seconds / len(own)
+    limits = SearchLimits(share, GRACE_S, 0.0)
     asked = replace(question, card=replace(question.card, memory_bytes=memory_bytes))
-    return _of_variants([_solved(asked, one, spaces, 1, share, GRACE_S) for one in own])
+    return _of_variants([_solved(asked, one, spaces, 1, limits) for one in own])
 
 
 def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
@@ -343,19 +346,25 @@ def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpac
     return tuple(one for one in own if wanted in (None, one.compiled)) or own[:1]
 
 
+class SearchLimits(NamedTuple):
+    """CPU seconds of the search of one engine; as in `UniformSearch.solve`."""
+
+    seconds: float | None
+    grace_s: float
+    smallest_s: float
+
+
 def _solved(
     question: UniformRequest,
     engine: EngineSpace,
     spaces: dict[EngineSpace, UniformSearch],
     top: int,
-    seconds: float | None,
-    grace_s: float,
+    limits: SearchLimits,
 ) -> EngineResult:
     """Return the fastest plans of one variant of an engine, or the reason why there is none.
 
     spaces : searches by engine variant; that of `engine` is added if it is missing
     top : number of families of degrees to return
-    seconds, grace_s : CPU time limit, and additional CPU seconds if no plan was found
     """
     from search.planning.uniform.best_first import UniformSearch
 
@@ -372,9 +381,10 @@ def _solved(
         solved = spaces[engine].solve(
             question.fixed,
             top=top,
-            seconds=seconds,
-            grace_s=grace_s,
+            seconds=limits.seconds,
+            grace_s=limits.grace_s,
             memory_bytes=question.card.memory_bytes,
+            smallest_s=limits.smallest_s,
         )
         if not solved.solutions and not solved.complete:
             reason = "time limit reached before a feasible plan was found. Increase --time-limit"

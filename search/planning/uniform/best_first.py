@@ -120,10 +120,8 @@ class VariantResult(Record):
         return self.solutions[0].sample_s / self.least_s - 1.0
 
 
-_MOST_S = 5.0
-"""CPU time limit until the smallest plan is found, without a user's time limit, seconds."""
-_LEAST_S = 2.0
-"""CPU time that the search for the smallest plan has in any case, seconds."""
+LEAST_S = 1.5
+"""CPU seconds to improve the smallest plan, without a user's time limit."""
 GRACE_S = 5.0
 """CPU seconds after the time limit to find any plan that fits, if none was found before."""
 _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
@@ -198,6 +196,7 @@ class UniformSearch:
         counts: int | None = None,
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
+        smallest_s: float = LEAST_S,
     ) -> VariantResult:
         """Return the fastest plans that fit, the best of each family of degrees.
 
@@ -210,6 +209,7 @@ class UniformSearch:
             The expanded entries are limited as well. If no plan was found, as many of both are
             added. The smallest plan is not searched.
         memory_bytes, oom_risk : device memory and OOM probability limit in place of the target's
+        smallest_s : CPU seconds to improve the smallest plan, without `seconds`
         """
         began = time.process_time()
         target = self.target
@@ -227,7 +227,7 @@ class UniformSearch:
                 end, *(None, None) if counts is None else (2 * counts, 2 * _MOST_ENTRIES)
             ),
         )
-        return search.solved(began, deadline, smallest=counts is None)
+        return search.solved(began, deadline, smallest_s if counts is None else None)
 
 
 def solve(
@@ -423,7 +423,7 @@ class _Search:
         """Push the allowed schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        for choice in self.openings.laid(unit, entry.choice):
+        for choice in self.openings.pipelines(entry.choice):
             sends = self.prices.transfer_s(unit, choice)
             pipeline = (choice.schedule, choice.vpp)
             seconds = self.prices.balanced_stage_bound_s(choice, (pipeline,), entry.whole_s, sends)
@@ -607,13 +607,10 @@ class _Search:
         assessment = self.prices.price_run(choice, run, self.target, stages)
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
-    def least_memory_plan(
-        self, began: float, deadline: float | None
-    ) -> tuple[PricedRun | None, MemoryShortage | None]:
+    def least_memory_plan(self, deadline: float) -> tuple[PricedRun | None, MemoryShortage | None]:
         """Return the plan that needs the least memory, and its missing memory; else Nones.
 
-        began, deadline : process CPU times in seconds; a deadline of None is `_MOST_S` seconds
-            after the search began, but at least `_LEAST_S` seconds from now.
+        deadline : process CPU time in seconds
         """
         if self.too_much is not None:
             host, solution = self.too_much
@@ -626,9 +623,7 @@ class _Search:
                 least_bytes=host,
                 host=True,
             )
-        now = time.process_time()
-        until = max(began + _MOST_S, now + _LEAST_S) if deadline is None else deadline
-        found = least_memory_plan(self.space, self.degrees, self.openings, until)
+        found = least_memory_plan(self.space, self.degrees, self.openings, deadline)
         if found is None:
             return None, None
         solution = self.solution(found.choice, found.run, found.stages)
@@ -640,15 +635,19 @@ class _Search:
             least_bytes=found.least_bytes,
         )
 
-    def solved(self, began: float, deadline: float | None, *, smallest: bool) -> VariantResult:
+    def solved(
+        self, began: float, deadline: float | None, smallest_s: float | None
+    ) -> VariantResult:
         """Return the result of the search.
 
         began, deadline : process CPU times in seconds
-        smallest : True to search the smallest plan if nothing fits
+        smallest_s : seconds to improve the smallest plan without a deadline, if nothing fits; None:
+            it is not searched
         """
         least, shortage = None, None
-        if smallest and not self.found and self.complete:
-            least, shortage = self.least_memory_plan(began, deadline)
+        if smallest_s is not None and not self.found and self.complete:
+            until = time.process_time() + smallest_s if deadline is None else deadline
+            least, shortage = self.least_memory_plan(until)
         return VariantResult(
             engine=self.engine,
             solutions=tuple(self.found.values()),

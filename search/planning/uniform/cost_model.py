@@ -57,7 +57,14 @@ from search.engines.candidate import (
     allowed_values,
     recomputation_of,
 )
-from search.engines.space import EngineContext, EngineSpace, keeps_stages_busy, run_of
+from search.engines.space import (
+    EngineContext,
+    EngineSpace,
+    fields_of,
+    keeps_stages_busy,
+    run_of,
+    runs,
+)
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     LayerParameterCounts,
@@ -119,6 +126,7 @@ class UniformCostModel:
         self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Run] = {}
         self._trains: dict[object, bool] = {}
+        self._runs: dict[object, bool] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
         self._timings: dict[Candidate, Timing | None] = {}
@@ -182,6 +190,14 @@ class UniformCostModel:
             except InputError:
                 self._trains[key] = False
         return self._trains[key]
+
+    def runs(self, choice: Candidate) -> bool:
+        """Return True if a candidate meets the rules of the engine."""
+        key = fields_of(choice)
+        found = self._runs.get(key)
+        if found is None:
+            found = self._runs[key] = runs(self.engine, self.job, choice)
+        return found
 
     def unit(self, choice: Candidate) -> DegreeTimes:
         """Return the times and sizes that candidates of equal degrees share.

@@ -20,7 +20,7 @@ from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_pro
 from autopar.records import replace
 from autopar.units import divisors
 from search.engines.candidate import FULL, NONE, Candidate, Constraints, allowed_values
-from search.engines.space import needs_one_queue, runs
+from search.engines.space import needs_one_queue
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     MicroBatchTimes,
@@ -176,7 +176,6 @@ class CandidateExpander:
         self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, StageCandidates] = {}
         self._stagings: dict[object, StageCandidate] = {}
-        self._laid: dict[object, tuple[Candidate, ...]] = {}
         self._sizes: dict[object, _Sizes] = {}
         self._layouts: dict[object, tuple[Candidate, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
@@ -268,21 +267,13 @@ class CandidateExpander:
     def _runs(self, choice: Candidate) -> bool:
         """Return True if the engine runs the candidate, with or without expert overlap."""
         alone = replace(choice, overlap_experts=False)
-        return runs(self.engine, self.job, alone)
+        return self.prices.runs(alone)
 
     def pipelines(self, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with each legal, non-dominated schedule and number of chunks."""
         return tuple(
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
-
-    def laid(self, unit: DegreeTimes, choice: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidates of `pipelines` that have a layer partition."""
-        key = (unit, choice)
-        if key not in self._laid:
-            pipelines = self.pipelines(choice)
-            self._laid[key] = tuple(one for one in pipelines if self.layouts(unit, one))
-        return self._laid[key]
 
     def extremes(self, choice: Candidate) -> tuple[Pipeline, ...]:
         """Return the pipelines with 1 or 2 chunks (else the first), and with the most chunks.
@@ -348,11 +339,12 @@ class CandidateExpander:
             any_layout=self.engine.any_layout,
             schedule=choice.schedule,
         )
+        # no rule reads the layout
+        every = [self.sharded(choice, zero) for zero in self.zeros(choice)]
+        legal = [one for one in every if self.prices.runs(one)]
         for layout in found:
-            for zero in self.zeros(choice):
-                one = self.sharded(replace(choice, chunks=layout), zero)
-                if runs(self.engine, self.job, one):
-                    yield one
+            for one in legal:
+                yield replace(one, chunks=layout)
 
     def sharded(self, choice: Candidate, zero: int) -> Candidate:
         """Return the candidate with a ZeRO stage and the fewest HSDP replicas allowed."""

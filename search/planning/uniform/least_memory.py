@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.arrays import I64
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.run import Run
@@ -53,10 +54,15 @@ def least_memory_plan(
 ) -> LeastMemoryPlan | None:
     """Return the plan with the smallest peak; None if the engine has no legal plan.
 
-    deadline : process CPU time in seconds, after which only the candidate with the lowest bound is
-        expanded
+    deadline : process CPU time in seconds, after which the smallest plan that was counted is
+        returned
     """
     return _Search(space, openings).run(degrees, deadline)
+
+
+_DIVES = 96
+"""Degrees for which a plan is counted before the search, so that a search that runs out of time has
+a small one."""
 
 
 class _Search:
@@ -78,39 +84,52 @@ class _Search:
 
     def run(self, degrees: DegreeArrays, deadline: float) -> LeastMemoryPlan | None:
         order = np.argsort(degrees.bytes, kind="stable")
+        counted = self.dives(degrees, order)
+        self.queue = [counted] if counted else []
         following = 0
-        least: float | None = None
-        while self.queue or (following < len(order) and least is None):
-            # once time is up, only candidates from the last expansion are examined
-            while following < len(order) and least is None:
-                place = order[following]
-                size = float(degrees.bytes[place])
+        while self.queue or following < len(order):
+            while following < len(order):
+                size = float(degrees.bytes[order[following]])
                 if self.queue and size > self.queue[0].size:
                     break
+                self.push(size, 3, self.choice(degrees, order[following]))
                 following += 1
-                self.push(
-                    size,
-                    3,
-                    self.space.choice(
-                        self.space.expert_degrees[degrees.way[place]],
-                        self.space.attention_degrees[degrees.laid[place]],
-                        int(degrees.batch[place]),
-                    ),
-                )
             entry = heapq.heappop(self.queue)
             if entry.level == 0:
-                return self.found(entry, entry.size if least is None else least)
-            late = least is None and time.process_time() > deadline
-            others = self.queue
-            if late:
-                self.queue = []
+                return self.found(entry, entry.size)
+            if time.process_time() > deadline:
+                counted = min((one for one in self.queue if one.level == 0), default=None)
+                if counted is not None:
+                    return self.found(counted, entry.size)
             self.open(entry)
-            if late:
-                if self.queue:
-                    least = entry.size
-                else:
-                    self.queue = others
         return None
+
+    def choice(self, degrees: DegreeArrays, place: int) -> Candidate:
+        return self.space.choice(
+            self.space.expert_degrees[degrees.way[place]],
+            self.space.attention_degrees[degrees.laid[place]],
+            int(degrees.batch[place]),
+        )
+
+    def dives(self, degrees: DegreeArrays, order: I64) -> _QueueEntry | None:
+        """Return the smallest plan counted for a few degrees with the smallest micro-batch.
+
+        For each, the expansion with the lowest bound of the deepest level comes first.
+        """
+        sizes = np.array([one.micro_batch for one in self.space.attention_degrees])[degrees.laid]
+        found: list[_QueueEntry] = []
+        smallest = order[sizes[order] == min(sizes, default=0)]
+        for place in smallest[:_DIVES]:
+            self.queue = []
+            self.open_degrees(self.choice(degrees, place))
+            while self.queue:
+                entry = min(self.queue, key=lambda one: (one.level, one.size, one.number))
+                if entry.level == 0:
+                    found.append(entry)
+                    break
+                self.queue.remove(entry)
+                self.open(entry)
+        return min(found, default=None)
 
     def found(self, entry: _QueueEntry, least_bytes: float) -> LeastMemoryPlan:
         assert entry.unit is not None, "a launch has a unit"

@@ -499,8 +499,7 @@ class MemoryBounds:
         replicas, expert_replicas : numbers of ranks that shard the states
         staged : True with several pipeline stages
         """
-        whole, shared = self._per_element(zero, staged=staged)
-        frozen, split = frozen_states_of_run(self.variant(zero))
+        whole, shared, frozen, split = self._per_element(zero, staged=staged)
         return StateBytes(
             dense=whole + shared / replicas,
             experts=whole + shared / expert_replicas,
@@ -508,12 +507,13 @@ class MemoryBounds:
             frozen_experts=frozen + split / expert_replicas,
         )
 
-    def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
-        """Return (replicated, sharded) state bytes per trained parameter."""
+    def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float, float, float]:
+        """Return (replicated, sharded) bytes per trained parameter, then per frozen one."""
         key = ("states", zero, staged)
         if key not in self._known:
-            self._known[key] = states_of_run(self.variant(zero), staged=staged)
-        return cast(tuple[float, float], self._known[key])
+            run = self.variant(zero)
+            self._known[key] = (*states_of_run(run, staged=staged), *frozen_states_of_run(run))
+        return cast(tuple[float, float, float, float], self._known[key])
 
     def of_stage(
         self,

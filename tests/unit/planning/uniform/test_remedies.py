@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,9 +66,9 @@ def test_an_exhaustive_proof_is_not_awaited(
     expanded = list[int]()
     solved = best_first._Search.solved
 
-    def counted(search: best_first._Search, *given: float | None, smallest: bool) -> VariantResult:
+    def counted(search: best_first._Search, *given: Any) -> VariantResult:
         expanded.append(search.expanded)
-        return solved(search, *given, smallest=smallest)
+        return solved(search, *given)
 
     monkeypatch.setattr(best_first._Search, "solved", counted)
     assert remedies(question)
