@@ -26,6 +26,8 @@ In most cases the first candidate fits.
 """
 _ENOUGH = 4
 """Maximum number of suggestions."""
+_ENOUGH_NODES = 2
+"""Maximum number of suggestions with more nodes; larger clusters fit as well."""
 
 
 class Suggestion(Record):
@@ -48,11 +50,13 @@ def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
     4-bit weights, more nodes. Each has the plan of the first engine that fits.
     """
     found: list[Suggestion] = []
+    larger = 0
     for words, asked in _changes(question):
         remedy = _found(words, asked)
         if remedy is not None:
             found.append(remedy)
-        if len(found) == _ENOUGH:
+            larger += asked.num_nodes > question.num_nodes
+        if len(found) == _ENOUGH or larger == _ENOUGH_NODES:
             break
     return tuple(found)
 
