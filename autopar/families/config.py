@@ -142,7 +142,7 @@ def _unsupported(path: Path, data: Mapping[str, Any], reason: str) -> DocumentEr
         path,
         f"the value is {shorten(data.get('model_type'))}: not supported ({reason})",
         key="model_type",
-        remedy="Use a model with attention or MLP layers over tokens",
+        remedy="Use a model of a supported family (docs/guides/own-model.md)",
     )
 
 

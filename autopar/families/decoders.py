@@ -386,12 +386,63 @@ class _SmolLm3(Decoder):
     tied = True
 
 
+class _ChatGlm(_Glm):
+    """ChatGLM 3 and GLM-4 of 2024, with keys of Megatron-LM."""
+
+    other_names: ClassVar = {
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "vocab_size": "padded_vocab_size",
+        "max_position_embeddings": "seq_length",
+        "num_key_value_heads": "multi_query_group_num",
+        "head_dim": "kv_channels",
+        "attention_bias": "add_qkv_bias",
+    }
+
+
+class _Exaone(Decoder):
+    """EXAONE 3."""
+
+    other_names: ClassVar = {"num_hidden_layers": "num_layers"}
+
+
+class _InternLm2(Decoder):
+    """Decoder whose key `bias` sets biases of attention."""
+
+    said_biases = True
+
+    other_names: ClassVar = {"attention_bias": "bias"}
+
+
+class _MiMo(Qwen2):
+    """Qwen 2 with MTP layers."""
+
+    num_nextn_predict_layers: WholeOrZero = 0
+
+    def beside(self) -> dict[str, Any]:
+        return {"mtp_layers": self.num_nextn_predict_layers}
+
+
+class _Qwen1(Decoder):
+    """The first Qwen, whose `intermediate_size` is that of gate and up together."""
+
+    qkv_biases = True
+
+    other_names: ClassVar = {"rope_theta": "rotary_emb_base"}
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        return replace(layer, ffn_hidden_size=self.intermediate_size // 2)
+
+
 DECODERS: dict[str, type[Config]] = {
     "arcee": _Arcee,
+    "chatglm": _ChatGlm,
     "cohere": _Cohere,
     "cohere2": _Cohere2,
     "cwm": Decoder,
     "ernie4_5": _Ernie45,
+    "exaone": _Exaone,
     "exaone4": _Exaone4,
     "gemma": _Gemma,
     "gemma2": _Gemma2,
@@ -401,8 +452,10 @@ DECODERS: dict[str, type[Config]] = {
     "granite": Decoder,
     "helium": Decoder,
     "hyperclovax": _HyperClovaX,
+    "internlm2": _InternLm2,
     "jais2": _Biased,
     "llama": Decoder,
+    "mimo": _MiMo,
     "ministral": Decoder,
     "ministral3": Decoder,
     "mistral": Mistral,
@@ -411,6 +464,7 @@ DECODERS: dict[str, type[Config]] = {
     "olmo2": _Olmo2,
     "olmo3": _Olmo3,
     "phi3": _Phi3,
+    "qwen": _Qwen1,
     "qwen2": Qwen2,
     # Vision-language models; older files have all keys at the top level.
     "qwen2_5_vl": Qwen2,
@@ -423,5 +477,6 @@ DECODERS: dict[str, type[Config]] = {
     "smollm3": _SmolLm3,
     "stablelm": _StableLm,
     "vaultgemma": _VaultGemma,
+    "xverse": Decoder,
 }
 """Families by `model_type`."""

@@ -554,6 +554,8 @@ HYBRIDS: dict[str, type[Config]] = {
     "lfm2": _Lfm2,
     "lfm2_moe": _Lfm2Moe,
     "minimax": _MiniMax,
+    "minimax_m1": _MiniMax,
+    "minimax_text_01": _MiniMax,
     "nemotron_h": _NemotronH,
     "olmo_hybrid": _OlmoHybrid,
     "qwen3_5_moe_text": _Qwen3Next,

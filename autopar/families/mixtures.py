@@ -113,6 +113,13 @@ class Qwen3Moe(Qwen3):
         )
 
 
+class _Mellum(Qwen3Moe):
+    """Qwen 3 mixture whose windows `layer_types` sets alone."""
+
+    def window(self) -> int | None:
+        return self.sliding_window or None
+
+
 def is_sparse(path: Path, config: Any, place: int) -> bool:
     """Return True if layer `place` of a Qwen model, counted from 0, has experts."""
     dense = config.mlp_only_layers or []
@@ -224,7 +231,8 @@ class _Latent(Decoder):
     kv_lora_rank: Whole
     qk_nope_head_dim: Whole
     qk_rope_head_dim: Whole
-    v_head_dim: Whole
+    v_head_dim: Whole | None = None
+    """Width of a value; None for the hidden size over the heads (transformers 5.18)."""
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         return _with_latent(super().layer(path, place), self)
@@ -240,7 +248,7 @@ def _with_latent(layer: LayerSpec, config: _Latent | _Deepseek) -> LayerSpec:
         key_value_rank=config.kv_lora_rank,
         key_width=config.qk_nope_head_dim,
         rotary_width=config.qk_rope_head_dim,
-        value_width=config.v_head_dim,
+        value_width=config.v_head_dim or config.hidden_size // config.num_attention_heads,
     )
     # Keys and values are expanded to all heads, whatever their number in the file.
     return replace(layer, num_kv_heads=None, latent=latent)
@@ -376,7 +384,8 @@ class _PhiMoe(_Mixtral):
         if self.attention_bias:
             raise DocumentError(
                 path,
-                "the value is true, but biases of the output projection alone are not supported",
+                "the value is true, but biases of attention's output without those of the MLP are "
+                "not supported",
                 key="attention_bias",
                 remedy="Describe the model in a model.json",
             )
@@ -477,7 +486,7 @@ MIXTURES: dict[str, type[Config]] = {
     "hy_v3": _HyV3,
     "kimi_k2": _Deepseek,
     "llama4_text": _Llama4,
-    "mellum": Qwen3Moe,
+    "mellum": _Mellum,
     "minicpm3": _Latent,
     "minimax_m2": _MiniMaxM2,
     "mixtral": _Mixtral,

@@ -20,6 +20,8 @@ from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 
 NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 INDEXED = "attention to tokens chosen by an indexer"
+COMPRESSED = "attention to compressed keys"
+NARROW_HEADS = "other heads in layers with a window"
 NO_TOKENS = "not a token model"
 _RECURRENT_LAYERS = ("linear", "mamba", "recurrent", "conv", "ssm", "rwkv", "delta", "lightning")
 """Words in entries of `layer_types` that are no attention."""
@@ -211,8 +213,12 @@ def unsaid(text: Mapping[str, Any]) -> str | None:
         return NO_ATTENTION
     if "sparse" in listed:
         return INDEXED
+    if any(name.startswith("swa_") and "heads" in name for name in names):
+        return NARROW_HEADS
     if any(name.startswith(_RECURRENT) or name in _RECURRENT_KEYS for name in names):
         return NO_ATTENTION
+    if "compress_ratios" in names or "hc_mult" in names:
+        return COMPRESSED
     if any(name.startswith("index_") for name in names):
         return INDEXED
     if "vocab_size" not in text and _IMAGE_OR_SOUND & {*names}:
