@@ -513,9 +513,14 @@ class _Sparse(DeepseekV3):
     def spec(self, path: Path, name: str) -> ModelSpec:
         each = [self.layer(path, place) for place in range(self.num_hidden_layers)]
         types, order = in_order(each)
-        return self.model(
-            path, name, *types, tied=self.tied, order=order, **self._rotary(), **self.beside()
-        )
+        more = self.beside()
+        last = each[-1].indexer
+        if last is not None and last.reused and more.get("mtp_layers"):
+            # each MTP layer has an indexer, as one of the layers has
+            own = replace(each[-1], indexer=replace(last, reused=False))
+            alike = [replace(one, num_layers=own.num_layers) for one in types]
+            more["mtp_order"] = (alike.index(own),) if own in alike else ()
+        return self.model(path, name, *types, tied=self.tied, order=order, **self._rotary(), **more)
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         reused = self._reused(path)
@@ -539,10 +544,12 @@ class _Sparse(DeepseekV3):
                 for place in range(self.num_hidden_layers)
             )
         words = {"full": False, "F": False, "shared": True, "S": True}
-        if len(types) != self.num_hidden_layers or not {*types} <= {*words}:
-            expected = f"{self.num_hidden_layers} entries of full (F) and shared (S)"
+        given = [*types] if isinstance(types, str | list) else []
+        found = [words.get(one) if isinstance(one, str) else None for one in given]
+        if len(found) != self.num_hidden_layers or None in found or found[0]:
+            expected = f"{self.num_hidden_layers} entries of full (F) and shared (S), full first"
             raise DocumentError(path, f"expected {expected}", key=key)
-        return tuple(words[one] for one in types)
+        return tuple(map(bool, found))
 
 
 HYBRIDS: dict[str, type[Config]] = {

@@ -356,9 +356,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             ):
                 yield name, tokens * (heads // tp) * each * element
     if run.model.positions == "rotary" and not run.kernels.fused_rotary:
-        # cosines and sines for queries and keys, made by each layer
-        positions = run.seq_length // at.split.cp
-        yield "rotary factors", 4 * positions * attention.rotary_width * element
+        yield "rotary factors", _rotary_factors(at, attention)
     output = tokens * (heads // tp) * attention.value_width * element
     if "core_attn" in recomputed:
         yield "attention output", output
@@ -414,22 +412,35 @@ def _sparse_parts(
         yield "query", tokens * heads * attention.width * element
         yield "absorbed query", tokens * heads * narrow * element
         yield "key", tokens * narrow * element
-    # the part of the weights that expands values, copied
-    yield "value weights", heads * attention.value_width * latent.kv_rank * element
+        yield "rotary factors", _rotary_factors(at, attention)
     output = tokens * heads * attention.value_width * element
     yield "attention output", _linear_input(at, output)
     if "core_attn" in recomputed:
         return
-    yield "latent output", tokens * heads * latent.kv_rank * element
-    yield "softmax statistics", tokens * heads * 4
+    # the part of the weights that expands values, copied
+    yield "value weights", heads * attention.value_width * latent.kv_rank * element
+    # views of the output of whole tiles
+    yield "latent output", tokens * _tile_heads(heads) * latent.kv_rank * element
+    yield "softmax statistics", tokens * _tile_heads(heads) * 4
     yield "chosen keys", tokens * min(indexer.topk, at.run.seq_length) * 4
     if indexer.reused or not indexer.trained:
         return
     if own < tokens:
         yield "indexer input", tokens * (at.layer.hidden + query_rank) * element
+    yield "rotary factors", _rotary_factors(at, attention)
     yield "indexer keys", tokens * (indexer.width * element + 8)
     inner = indexer.heads * (indexer.width + 1) + indexer.width
     yield "indexer gradients", tokens * inner * element
+
+
+def _rotary_factors(at: RankLayer, attention: Attention) -> int:
+    """Return the bytes of cosines and sines that a layer makes for queries and for keys."""
+    return 4 * at.run.seq_length // at.split.cp * attention.rotary_width * at.element_bytes
+
+
+def _tile_heads(heads: int) -> int:
+    """Return the heads that sparse attention computes for a rank: whole tiles of 64."""
+    return -(-heads // 64) * 64
 
 
 _MOST_SCORES = 2**30
@@ -441,8 +452,9 @@ def sparse_bytes(at: RankLayer, attention: Attention) -> tuple[int, int]:
     """Return the transient bytes of sparse attention (forward, backward).
 
     The forward holds the scores of the indexer in fp32, two integers for each in its choice, and
-    its queries three times; the backward the gradients of output and absorbed queries
-    (Megatron-Core d98e8a64, dsa_cudnn_kernels.py).
+    its queries three times. The backward holds the gradients of output and absorbed queries, and
+    two further copies each of queries, output, its gradient and chosen keys: one row is added to
+    all, and rows without keys are left out (Megatron-Core d98e8a64, dsa_cudnn_kernels.py).
     """
     indexer, latent, tokens = attention.indexer, attention.latent, at.tokens
     assert indexer is not None, "asked of sparse attention alone"
@@ -453,8 +465,10 @@ def sparse_bytes(at: RankLayer, attention: Attention) -> tuple[int, int]:
         forward = min(scores, _MOST_SCORES) + min(2 * scores, _MOST_SCRATCH)
         forward += 3 * tokens * indexer.heads * indexer.width * element
     heads = attention.heads // at.split.tp
-    widths = 2 * latent.kv_rank + latent.rotary_width
-    return forward, tokens * heads * widths * element
+    narrow = latent.kv_rank + latent.rotary_width
+    copied = 2 * (narrow + 2 * latent.kv_rank) + narrow
+    widths = heads * latent.kv_rank + _tile_heads(heads) * copied
+    return forward, tokens * (widths * element + 8 * min(indexer.topk, at.run.seq_length))
 
 
 def copied_qkv_bytes(at: RankLayer) -> int:

@@ -71,6 +71,16 @@ def lacks_flash_attention(gpu: str) -> bool:
     return architecture_of(gpu) in _NO_FLASH_ATTENTION
 
 
+_SPARSE = ("sm_90", "sm_100", "sm_103")
+"""Prefixes of architectures with kernels of sparse attention (FlashMLA, NVIDIA/cudnn-frontend)."""
+
+
+def lacks_sparse_attention(gpu: str) -> bool:
+    """Return True if a GPU model is known to have no kernels of sparse attention."""
+    own = architecture_of(gpu)
+    return own is not None and not own.startswith(_SPARSE)
+
+
 def default_attention(
     gpu: str, *, precision: PrecisionKind = "bf16", deterministic: bool = False
 ) -> AttentionKernel:

@@ -575,7 +575,9 @@ def refuse_unlike(model: Model) -> None:
     for what, of in _ALIKE.items():
         if len({of(layer) for layer in model.kinds} - {None}) > 1:
             raise InputError(
-                f"model {model.name!r}: layers differ in {what}, which uniform plans do not support"
+                f"model {model.name!r}: layers differ in {what}, which uniform plans do not "
+                "support",
+                remedy="Check a launch of it instead (autopar check)",
             )
     mixtures = {layer.experts for layer in model.kinds} - {None}
     dense = {layer.mlp for layer in model.kinds if isinstance(layer.mlp, Mlp)}

@@ -396,8 +396,9 @@ def refuse_hybrid(spec: ModelSpec, what: str) -> ModelSpec:
     """Return the spec; raises InputError for a hybrid model, which `what` does not support."""
     if is_hybrid(spec):
         raise InputError(
-            f"{what} has no hybrid models, and {spec.name} is one",
-            remedy="Use a model with attention and an MLP in every layer",
+            f"{what} has no layers of one part, no mixers other than attention, and no gated or "
+            f"sparse attention, and {spec.name} has some",
+            remedy="Use --engine megatron, or another model",
         )
     return spec
 

@@ -355,6 +355,11 @@ MIXER_HEADS = Rule(
     "mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
     "heads of a mixer({mixer_heads}) % tp({tp}) = {rest} != 0", source=_MIXERS,
 )  # fmt: skip
+SPARSE_PRECISION = Rule(
+    "sparse.precision", ("sparse_heads", "precision"),
+    lambda heads, precision: (heads > 0) * (precision != "bf16"),
+    "{precision} with sparse attention is not priced", "Use bf16", _SPARSE,
+)  # fmt: skip
 MIXERS = (
     MIXER_HEADS,
     Rule("mixer-heads.context", ("mixer_heads", "tp", "cp"),
@@ -393,6 +398,11 @@ MIXERS = (
          "each other", source=_SPARSE),
     Rule("sparse-latent", ("sparse_latent",), lambda width: (width > 0) * (width != 512),
          "sparse attention needs kv-lora-rank 512, not {sparse_latent}", source=_SPARSE),
+    SPARSE_PRECISION,
+    Rule("sparse.stages", ("reused_starts",), lambda number: number,
+         "{reused_starts} chunks of stages begin with a layer that reuses the keys of an earlier "
+         "layer", "Begin each with a layer that chooses keys",
+         "megatron/core/models/gpt/experimental_attention_variant_module_specs.py (d98e8a64)"),
     Rule("sparse.context", ("sparse_heads", "cp"), lambda heads, cp: (heads > 0) * (cp > 1),
          "sparse attention with cp({cp}) is not priced", source=_SPARSE, level="unpriced"),
 )  # fmt: skip
@@ -402,11 +412,6 @@ MIXER_FP8 = Rule(
     lambda width, tp, fp8: fp8 * (width % tp == 0) * ((width // tp) % 16),
     "input projection of a mixer({mixer_projected}) / tp({tp}) is no multiple of 16, "
     "which fp8 needs", source=_MIXERS,
-)  # fmt: skip
-SPARSE_PRECISION = Rule(
-    "sparse.precision", ("sparse_heads", "precision"),
-    lambda heads, precision: (heads > 0) * (precision != "bf16"),
-    "{precision} with sparse attention is not priced", source=_SPARSE,
 )  # fmt: skip
 NO_HYBRID = Rule(
     "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,

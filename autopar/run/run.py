@@ -176,6 +176,18 @@ def mixer_values(model: Model) -> dict[str, int]:
     return found
 
 
+def _starts_reused(run: Run) -> Iterator[bool]:
+    """Yield for each chunk of layers True if the first one reuses the keys of an earlier layer."""
+    each = run.model.each_layer
+    for stage in run.strategy.stages:
+        for chunk in stage:
+            # a layer outside of the model breaks another rule
+            if chunk.layers and chunk.layers[0] < len(each):
+                attention = each[chunk.layers[0]].attention
+                indexer = None if attention is None else attention.indexer
+                yield indexer is not None and indexer.reused
+
+
 def legal(run: Run) -> Run:
     """Return a uniform run; raises RuleError with all engine-independent rules that it breaks."""
     strategy, split, runtime, model = run.strategy, run.split, run.runtime, run.model
@@ -209,6 +221,7 @@ def legal(run: Run) -> Run:
             "seq_length": run.seq_length,
             "heads": None if (attention := model.first_attention) is None else attention.heads,
             **mixer_values(model),
+            "reused_starts": sum(_starts_reused(run)),
             "layers": model.num_layers,
             "placed_layers": len(placed),
             "misplaced_layers": sorted(placed) != list(range(model.num_layers)),

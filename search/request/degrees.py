@@ -242,7 +242,7 @@ class DegreeOptions:
     def __post_init__(self) -> None:
         validate(self)
         if self.lora_base is not None and self.lora is None:
-            raise OptionError("--lora-base needs --lora", remedy="Add --lora RANK")
+            raise OptionError("--lora-base and --qlora need --lora", remedy="Add --lora RANK")
 
     @property
     def any_given(self) -> bool:

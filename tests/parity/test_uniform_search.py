@@ -221,14 +221,8 @@ def test_the_smallest_plan_is_small_without_time(seed: int) -> None:
     assert one.smallest <= peak <= 1.25 * one.smallest
 
 
-_EQUAL_SETS = pytest.mark.xfail(
-    strict=True,
-    reason="one of two sets that offload equal bytes is tried; the other may need less of the host",
-)
-
-
 @pytest.mark.parametrize("seed", [*range(6), *(
-    pytest.param(seed, marks=[pytest.mark.slow, *([_EQUAL_SETS] if seed == 9 else [])])
+    pytest.param(seed, marks=pytest.mark.slow)
     for seed in range(6, 100)
 )])  # fmt: skip
 def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: int) -> None:

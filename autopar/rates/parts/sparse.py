@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.linear import linear_parts
 from autopar.rates.parts.operations import (
@@ -17,7 +19,6 @@ from autopar.rates.parts.operations import (
     KernelTime,
     Machine,
     RankShape,
-    Real,
     element_part,
     transfer_s,
 )
@@ -33,6 +34,8 @@ BACKWARD_SHARE = 0.304
 SCORES_SHARE = 0.41
 """Share of the indexer's scores: 298.4 us for 8,192 queries, 4,096 keys and 64 heads of 128 on
 B200 (NVIDIA/cudnn-frontend, pull request 416)."""
+_MOST_SCORES = 2**30
+"""Bytes of scores up to which one call of cuDNN's kernel computes them."""
 _PADDED_HEADS = 64
 """Query heads of one tile; fewer heads take as long."""
 _SCORE_PASSES = 3.0
@@ -58,8 +61,8 @@ def sparse_parts(
     moved = n * heads * (latent.kv_rank + narrow + attention.value_width)
     yield element_part(machine, job, "layout", "mla_up_proj", "layout", moved)
     turned = n * (heads + 1) * latent.rotary_width
-    operation = "rope" if job.fused_rotary else "plain_rope"
-    yield element_part(machine, job, "rotary", "mla_up_proj", operation, turned)
+    # sparse attention has no fused kernel for rotary positions
+    yield element_part(machine, job, "rotary", "mla_up_proj", "plain_rope", turned)
     tiles = -(-heads // _PADDED_HEADS) * _PADDED_HEADS
     pairs = n * indexer.chosen(job.seq)
     peak = machine.kernels.flop_per_s["bf16"] * machine.clock
@@ -70,7 +73,7 @@ def sparse_parts(
     if indexer.reused:
         return
     yield from _projections(machine, job, hidden, attention, indexer, split)
-    yield from _scores(machine, job, indexer, n, peak)
+    yield from _scores(machine, job, indexer, split, peak)
     if not indexer.trained:
         return
     # The loss compares its scores with those of all heads; it is differentiated in the forward
@@ -103,21 +106,22 @@ def _projections(
 
 
 def _scores(
-    machine: Machine, job: Job, indexer: Indexer, tokens: Real, peak: float
+    machine: Machine, job: Job, indexer: Indexer, split: RankShape, peak: float
 ) -> Iterator[KernelTime]:
     """Yield scores of all pairs and the choice of keys.
 
-    Layers that share a choice take the path of torch, head by head in fp32.
+    Torch computes the scores head by head in fp32 if layers share a choice, and if the scores of a
+    micro-batch have more than `_MOST_SCORES` bytes (dsa_cudnn_kernels.py,
+    `_indexer_topk_from_score_chunks`).
     """
-    pairs, each = tokens * job.seq, 2 * indexer.heads * indexer.width
-    seconds = elements_s(machine.kernels, pairs, 4 * _SCORE_PASSES)
-    if indexer.every == 1:
-        # the kernel computes the pairs of a query with earlier tokens alone
-        seconds = seconds + pairs / 2 * each / (peak * SCORES_SHARE)
-    else:
-        vectors = machine.kernels.flop_per_s["fp32"] * machine.clock
-        passes = elements_s(machine.kernels, pairs, 4 * _UNFUSED_PASSES)
-        seconds = seconds + pairs * each / vectors + indexer.heads * passes
+    pairs, each = split.tokens * job.seq, 2 * indexer.heads * indexer.width
+    # the kernel computes the pairs of a query with earlier tokens alone
+    fused = pairs / 2 * each / (peak * SCORES_SHARE)
+    vectors = machine.kernels.flop_per_s["fp32"] * machine.clock
+    passes = elements_s(machine.kernels, pairs, 4 * _UNFUSED_PASSES)
+    unfused = pairs * each / vectors + indexer.heads * passes
+    few = (indexer.every == 1) & (4.0 * np.asarray(pairs) <= _MOST_SCORES)
+    seconds = elements_s(machine.kernels, pairs, 4 * _SCORE_PASSES) + np.where(few, fused, unfused)
     yield KernelTime("indexer scores", "core_attn", "attention", seconds, 0.0)
 
 

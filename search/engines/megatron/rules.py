@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autopar.rates.devices import lacks_sparse_attention
 from autopar.run.rules import (
     BATCH,
     COPIED_KEYS,
@@ -91,6 +92,7 @@ EXCHANGE = tuple(
     for name in ("heads", "kv_heads")
 )  # fmt: skip
 """Rules that tp times the all-to-all degree divides the query heads and the key-value heads."""
+_SPARSE_DEVICE = "sparse attention needs a Hopper or Blackwell GPU of data centres"
 DEGREES = (
     *GRID,
     *BATCH,
@@ -112,6 +114,18 @@ DEGREES = (
           lambda heads, tp, sp: (heads > 0) * (tp > 1) > sp,
           "sparse attention with tp({tp}) needs --sequence-parallel",
           "megatron/core/transformer/experimental_attention_variant/absorbed_mla.py"),
+    _rule("sparse.rope-fusion", "sparse_heads, no-rope-fusion",
+          lambda heads, unfused: (heads > 0) > unfused,
+          "sparse attention needs --no-rope-fusion",
+          "megatron/core/transformer/transformer_config.py (d98e8a64)"),
+    _rule("sparse.biases", "sparse_heads, disable-bias-linear",
+          lambda heads, without: (heads > 0) > without,
+          "sparse attention needs --disable-bias-linear",
+          "megatron/core/transformer/transformer_config.py (d98e8a64)"),
+    _rule("sparse.device", "sparse_heads, no_sparse",
+          lambda heads, lacks: (heads > 0) * lacks,
+          _SPARSE_DEVICE,
+          "megatron/core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py"),
     _rule("experts.topk", "topk, experts", lambda topk, experts: (experts > 0) * (topk > experts),
           "moe-router-topk({topk}) is above num-experts({experts})"),
     _rule("heads.hidden", "kv-channels, hidden, heads",
@@ -609,6 +623,11 @@ _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
     MIXER_FP8,
     SPARSE_PRECISION,
+    _rule("sparse.device", "sparse_heads, gpu",
+          lambda heads, gpu: (heads > 0) * lacks_sparse_attention(gpu), _SPARSE_DEVICE),
+    _rule("sparse.biases", "sparse_heads, biases",
+          lambda heads, biases: (heads > 0) * biases,
+          "sparse attention has no biases of linear layers"),
     COPIED_KEYS,
     FFN,
     *SEQUENCE,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from autopar.errors import shortened
-from autopar.rates.devices import lacks_flash_attention, lacks_precision
+from autopar.rates.devices import lacks_flash_attention, lacks_precision, lacks_sparse_attention
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError
 from search.engines.megatron.stages import (
@@ -319,6 +319,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "hybrid": _any(PATTERN, "hybrid-override-pattern"),
     "amd": _gpus_of(_AMD),
     "no_flash": lambda s: lacks_flash_attention(s.gpu),
+    "no_sparse": lambda s: lacks_sparse_attention(s.gpu),
     "no_fp8": lambda s: lacks_precision(s.gpu, "fp8"),
     "no_fp8_block": _only_lacks("fp8_block"),
     "no_mxfp8": _only_lacks("mxfp8"),

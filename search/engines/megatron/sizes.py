@@ -131,6 +131,9 @@ def model_of(
             groups, repeat = _with_delta(groups, repeat, linear, _delta(words))
         if attention.indexer is not None and attention.indexer.every > 1:
             groups, repeat = _with_reused(words, groups, repeat, attention)
+            # layers of MTP count from 1, so each has an indexer
+            last = replace(groups[-1].layer, mixers=(attention,))
+            mtp_block = (last,) if mtp and last != groups[-1].layer else ()
     else:
         each, mtp_block = _hybrid_layers(words, pattern, layer, experts, whole_every)
         (groups, repeat), mtp = grouped(each), pattern.depths
@@ -175,7 +178,10 @@ def _hybrid_layers(
         if (mixer := mixers.get(letter)) is not None:
             return replace(layer, mixers=(mixer,), mlp=None, norms=1)
         whole = whole_every and (place + 1) % whole_every == 0
-        return replace(without_window(layer) if whole else layer, mlp=None, norms=1)
+        own = without_window(layer) if whole else layer
+        if letter == "+" and (latent := own.attention) is not None:
+            own = with_attention(own, replace(latent, indexer=None))
+        return replace(own, mlp=None, norms=1)
 
     def each(letters: str) -> tuple[Layer, ...]:
         if paired:
@@ -224,6 +230,10 @@ def _indexer(words: LaunchArguments, pattern: LayerPattern | None) -> Indexer:
     if (kernels := words.text("dsa-kernel-backend", "none")) != "cudnn":
         raise words.unpriced(
             "dsa-kernel-backend", f"{kernels} is not priced for sparse attention", "Use cudnn"
+        )
+    if words.open_text("attention-backend") == "unfused":
+        raise words.unpriced(
+            "attention-backend", "unfused is not priced with sparse attention", "Use fused"
         )
     for flag in ("fp8-format", "fp4-format", "context-parallel-size"):
         if words.has(flag) and words.text(flag) != "1":

@@ -112,7 +112,9 @@ def _megatron(job: EngineContext, choice: Candidate) -> Run:
             engine="megatron",
             precision=run_precision(choice),
             states=States(keeper="megatron-fsdp" if choice.zero == 3 else "megatron"),
-            kernels=Kernels(attention=default_attention(job.gpu)),
+            kernels=Kernels(
+                attention=default_attention(job.gpu), fused_rotary=job.model.first_sparse is None
+            ),
             experts=experts,
             overlap=Overlap(
                 tensor=choice.tp_overlap, gradients=True, experts=choice.overlap_experts

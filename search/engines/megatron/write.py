@@ -176,9 +176,10 @@ def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
     yield _one("dsa-indexer-head-dim", indexer.width)
     yield _one("dsa-indexer-topk", indexer.topk)
     if indexer.every > 1:
-        reused = (sparse.reused for sparse in map(_indexer_of, model.each_layer) if sparse)
+        reused = [sparse.reused for sparse in map(_indexer_of, model.each_layer) if sparse]
+        first = reused.index(True) if any(reused) else len(reused)
         yield _one("dsa-indexer-topk-freq", indexer.every)
-        yield _one("dsa-indexer-skip-topk-offset", [*reused].index(True))
+        yield _one("dsa-indexer-skip-topk-offset", first)
     if indexer.trained:
         # the weight of the loss in Megatron-Bridge's recipes of GLM-5
         yield _one("dsa-indexer-loss-coeff", 0.001)

@@ -6,15 +6,23 @@ from typing import Any
 
 import pytest
 
+import autopar
+from autopar.errors import InputError
 from autopar.price.activations import mixer_bytes, saved_parts
+from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
+from autopar.rates.card import load_card
+from autopar.rates.layer import layer_times
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
 from autopar.run.architecture import Indexer
 from autopar.run.rules import RuleError
 from autopar.run.run import Run
 from search.engines.arguments import MissingError, UnpricedError
 from search.engines.exporter_types import ExportTarget
 from search.engines.megatron.read import read_run
-from search.engines.megatron.rules import violated_rules
+from search.engines.megatron.rules import broken_rules, violated_rules
+from search.engines.megatron.setting import Setting
 from search.engines.megatron.write import write
 from search.engines.text import flags_of, script_command
 
@@ -31,6 +39,7 @@ GLM: dict[str, Any] = {
     "--vocab-size": 154880, "--seq-length": 4096, "--max-position-embeddings": 4096,
     "--micro-batch-size": 1, "--global-batch-size": 64, "--bf16": True,
     "--use-distributed-optimizer": True, "--hidden-dropout": 0, "--attention-dropout": 0,
+    "--no-rope-fusion": True,
 }  # fmt: skip
 """Ten dense layers of GLM-5."""
 
@@ -100,6 +109,7 @@ def test_saved_tensors_are_those_of_the_source() -> None:
     assert parts["latent output"] == 2 * tokens * 64 * 512
     assert parts["attention output"] == 2 * tokens * 64 * 256
     assert parts["value weights"] == 2 * 64 * 256 * 512
+    assert parts["rotary factors"] == 4 * tokens * 64 * 2  # of queries and key, or of the indexer
     assert parts["chosen keys"] == 4 * tokens * 2048
     assert parts["indexer keys"] == tokens * (2 * 128 + 8)
     assert parts["indexer gradients"] == 2 * tokens * (32 * 129 + 128)
@@ -115,7 +125,7 @@ def test_saved_tensors_are_those_of_the_source() -> None:
     [
         ({"--dsa-indexer-loss-coeff": 0}, {"indexer keys", "indexer gradients"}),
         ({"--recompute-granularity": "selective", "--recompute-modules": "core_attn"},
-         {"latent output", "softmax statistics", "chosen keys", "indexer keys",
+         {"value weights", "latent output", "softmax statistics", "chosen keys", "indexer keys",
           "indexer gradients"}),
         ({"--recompute-granularity": "selective", "--recompute-modules": "mla_up_proj"},
          {"query", "absorbed query", "key"}),
@@ -138,7 +148,36 @@ def test_scores_are_held_in_parts() -> None:
     queries = 3 * 2 * 32 * 128
     assert short[0] == 12 * 4096**2 + 4096 * queries
     assert long[0] == 3 * 2**30 + 65536 * queries
-    assert short[1] == 2 * 4096 * 64 * (576 + 512)
+    # gradient of the output and of queries, and two copies of queries, output, its gradient, keys
+    assert short[1] == 4096 * (2 * 64 * (512 + 576 + 2 * (576 + 2 * 512)) + 2 * 4 * 2048)
+
+
+def test_heads_fill_a_tile() -> None:
+    """Output and statistics of 16 heads per rank are views of those of 64."""
+    more = {"--tensor-model-parallel-size": 4, "--sequence-parallel": True}
+    parts = dict(saved_parts(read(more).rank_layers[0]))
+    assert parts["latent output"] == 2 * 4096 * 64 * 512
+    assert parts["softmax statistics"] == 4 * 4096 * 64
+    assert parts["absorbed query"] == 2 * 4096 * 16 * 576
+
+
+def test_scores_of_long_sequences_are_those_of_torch() -> None:
+    """CuDNN's kernel computes up to 1 GiB of scores, 16,384 tokens of one sequence."""
+    machine = machine_of(load_card("h100-80gb"), load_stack("megatron-core"))
+    seconds = []
+    for seq in (16384, 32768):
+        run = read({"--seq-length": seq, "--max-position-embeddings": seq})
+        job = job_of_run(run)
+        times = layer_times(machine, job, job.blocks[0]).parts
+        seconds.append(next(float(one.forward_s) for one in times if "scores" in one.name))
+    assert seconds[1] > 16 * seconds[0]
+
+
+def test_a_dense_letter_beside_a_sparse_one() -> None:
+    """Latent attention without an indexer (+) is another kind of layer."""
+    pattern = {"--hybrid-layer-pattern": "D-+-D-", "--experimental-attention-variant": None}
+    sparse = [one and one.topk for one in indexers(read(pattern))]
+    assert sparse == [2048, None, 2048]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +185,8 @@ def test_scores_are_held_in_parts() -> None:
     [
         ({"--num-attention-heads": 96}, "sparse-heads.tensor"),
         ({"--kv-lora-rank": 256}, "sparse-latent"),
+        ({"--bf16": None, "--fp16": True}, "sparse.precision"),
+        ({"--dsa-indexer-topk-freq": 4, "--pipeline-model-parallel-size": 2}, "sparse.stages"),
     ],
 )
 def test_kernels_have_their_sizes(more: dict[str, Any], rule: str) -> None:
@@ -163,6 +204,7 @@ def test_kernels_have_their_sizes(more: dict[str, Any], rule: str) -> None:
         ({"--dsa-indexer-use-sparse-loss": None}, "dsa-indexer-loss-coeff"),
         ({"--hybrid-layer-pattern": "D-", "--dsa-indexer-topk-freq": 4}, "dsa-indexer-topk-freq"),
         ({"--context-parallel-size": 2}, "context-parallel-size"),
+        ({"--attention-backend": "unfused"}, "attention-backend"),
         ({"--fp8-format": "hybrid"}, "fp8-format"),
     ],
 )
@@ -186,10 +228,15 @@ def test_tensor_ranks_need_sequence_parallelism() -> None:
     words = {key[2:]: () if one is True else (str(one),) for key, one in GLM.items()}
     words |= {"tensor-model-parallel-size": ("2",)}
     assert "megatron.sparse.sequence-parallel" in {one.id for one in violated_rules(words, 64)}
-    both = {**words, "no-dsa-indexer-scoring-relu": (), "sequence-parallel": ()}
-    assert {one.id for one in violated_rules(both, 64)} >= {
-        "megatron.no-dsa-indexer-scoring-relu.kernels"
+    other = {key: one for key, one in words.items() if key not in ("no-rope-fusion",
+             "disable-bias-linear")} | {"no-dsa-indexer-scoring-relu": ()}  # fmt: skip
+    assert {one.id for one in violated_rules(other, 64)} >= {
+        "megatron.no-dsa-indexer-scoring-relu.kernels",
+        "megatron.sparse.rope-fusion",
+        "megatron.sparse.biases",
     }
+    old = broken_rules(Setting(words, 64, gpu="A100"))
+    assert "megatron.sparse.device" in {one.id for one in old}
 
 
 def written(run: Run) -> Run:
@@ -205,6 +252,25 @@ def written(run: Run) -> Run:
 
 def test_sparse_attention_is_written_as_it_is_read() -> None:
     """In GPT models and in patterns, with and without a loss."""
-    for more in ({}, {"--dsa-indexer-loss-coeff": 0}, {"--global-batch-size": 128}):
+    reused = {"--dsa-indexer-topk-freq": 4, "--dsa-indexer-skip-topk-offset": 3}
+    mtp = {**reused, "--mtp-num-layers": 1}
+    none = {**reused, "--dsa-indexer-skip-topk-offset": 10}
+    for more in ({}, {"--dsa-indexer-loss-coeff": 0}, {"--global-batch-size": 128}, mtp, none):
         run = read(more)
         assert written(run).model == run.model
+
+
+def test_an_mtp_layer_has_an_indexer() -> None:
+    """Its layers count from 1, so that the first one chooses keys."""
+    reused = {"--dsa-indexer-topk-freq": 4, "--dsa-indexer-skip-topk-offset": 3}
+    (layer,) = read({**reused, "--mtp-num-layers": 1}).model.each_mtp
+    assert layer.attention is not None
+    assert layer.attention.indexer is not None
+    assert not layer.attention.indexer.reused
+
+
+@pytest.mark.parametrize("card", ["a100-80gb:1x8", "mi300x:1x8", "l40s:1x8"])
+def test_a_search_has_no_plan_without_the_kernels(card: str) -> None:
+    """They need Hopper or Blackwell."""
+    with pytest.raises(InputError, match="sparse attention needs"):
+        autopar.search("glm-5", card, engine="megatron", global_batch_size=64)
