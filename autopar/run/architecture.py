@@ -310,6 +310,13 @@ class Layer(Record):
         return 2 if self.norm == "layer" else 1
 
 
+def is_reused(layer: Layer) -> bool:
+    """Return True if a layer attends to the keys that an earlier one has chosen."""
+    attention = layer.attention
+    indexer = None if attention is None else attention.indexer
+    return indexer is not None and indexer.reused
+
+
 class LayerGroup(Record):
     """Consecutive equal layers."""
 

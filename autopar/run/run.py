@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from autopar.records import Positive, Record, replace
-from autopar.run.architecture import Layer, Model
+from autopar.run.architecture import Layer, Model, is_reused
 from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
 from autopar.run.strategy import Recomputation, Split, Strategy, with_split
@@ -183,9 +183,7 @@ def _starts_reused(run: Run) -> Iterator[bool]:
         for chunk in stage:
             # a layer outside of the model breaks another rule
             if chunk.layers and chunk.layers[0] < len(each):
-                attention = each[chunk.layers[0]].attention
-                indexer = None if attention is None else attention.indexer
-                yield indexer is not None and indexer.reused
+                yield is_reused(each[chunk.layers[0]])
 
 
 def legal(run: Run) -> Run:

@@ -32,7 +32,9 @@ VALUES: Mapping[str, str] = {
             "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
             "experimental_attention_variant", "linear_attention_freq", "linear_num_key_heads",
             "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-            "linear_conv_kernel_dim", "moe_router_dtype",
+            "linear_conv_kernel_dim", "moe_router_dtype", "dsa_kernel_backend",
+            "dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk",
+            "dsa_indexer_topk_freq", "dsa_indexer_skip_topk_offset", "dsa_indexer_loss_coeff",
             "cpu_offloading_num_layers", "offload_modules", "activation_offload_fraction",
             "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks",
             "cuda_graph_impl", "cuda_graph_scope",
@@ -71,7 +73,7 @@ WHERE_TRUE: Mapping[str, str] = {
             "fine_grained_activation_offloading", "deterministic_mode", "mtp_use_repeated_layer",
             "is_hybrid_model", "distribute_saved_activations", "cpu_offloading_weights",
             "overlap_moe_expert_parallel_comm", "use_transformer_engine_op_fuser",
-            "fp8_output_proj", "attention_output_gate",
+            "fp8_output_proj", "attention_output_gate", "dsa_indexer_use_sparse_loss",
         )
     },
     "model.gated_linear_unit": "swiglu",
@@ -100,6 +102,7 @@ UNLESS_TRUE: Mapping[str, str] = {
     "model.apply_rope_fusion": "no-rope-fusion",
     "model.bias_activation_fusion": "no-bias-swiglu-fusion",
     "model.gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+    "model.dsa_indexer_scoring_relu": "no-dsa-indexer-scoring-relu",
 }
 """Key -> Megatron-LM flag that corresponds to the value false."""
 _OTHERS: Mapping[str, str] = {
@@ -189,7 +192,7 @@ HARMLESS_KEYS = re.compile(
           init_model_with_meta_device|wgrad_deferral_limit|clone_scatter_output_in_embedding|
           async_tensor_model_parallel_allreduce|fused_single_qkv_rope|
           disable_parameter_transpose_cache|batch_invariant_mode|
-          kitchen_.*|mup_.*|dsa_.*|
+          kitchen_.*|mup_.*|dsa_indexer_(rope_interleaved|rotate_activation|k_norm_.*)|
           inference_.*|qk_clip.*|.*_grouped_gemm_backend|mlp_chunks_for_prefill)
     """,
     re.VERBOSE,

@@ -494,7 +494,8 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
         # `TransformerConfig` has sizes of mixers for every model.
         found = {flag: value for flag, value in found.items() if not flag.startswith("mamba-")}
     if "experimental-attention-variant" not in found:
-        found = {flag: value for flag, value in found.items() if not flag.startswith("linear-")}
+        others = ("linear-", "dsa-")
+        found = {flag: value for flag, value in found.items() if not flag.startswith(others)}
     found |= {flag: True for key, flag in WHERE_TRUE.items() if get(key) is True}
     found |= {flag: True for key, flag in UNLESS_TRUE.items() if get(key) is False}
     found.setdefault("position-embedding-type", "learned_absolute")

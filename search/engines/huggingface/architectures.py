@@ -38,6 +38,8 @@ _SHIPPED = {
     "qwen3_30b_a3b": "qwen3-30b-a3b",
     "qwen3_235b_a22b": "qwen3-235b-a22b",
     "deepseek_v3": "deepseek-v3",
+    "deepseek_v32": "deepseek-v3.2",
+    "glm5": "glm-5",
     "kimi_k2": "kimi-k2",
     "nemotron_3_nano": "nemotron-3-nano",
     "nemotron_3_super": "nemotron-3-super",
@@ -52,6 +54,8 @@ _DEEPSEEK_ROUTER: Mapping[str, Any] = {
 }
 _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "deepseek_v32": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "glm5": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
     "kimi_k2": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.827},
 }
 """Router fields from `config.json` that `models/` does not contain, by name."""
@@ -186,7 +190,19 @@ def _of_model(model: Model) -> Sizes:
 def _of_mixers(model: Model) -> Sizes:
     """Return the fields of mixers other than attention, and of layers of one part."""
     found: Sizes = {}
-    mamba, delta = model.first_mamba, model.first_delta
+    mamba, delta, sparse = model.first_mamba, model.first_delta, model.first_sparse
+    if sparse is not None and sparse.indexer is not None:
+        indexer = sparse.indexer
+        found |= {
+            "experimental_attention_variant": "dsa",
+            "dsa_indexer_n_heads": indexer.heads,
+            "dsa_indexer_head_dim": indexer.width,
+            "dsa_indexer_topk": indexer.topk,
+            # weight of the loss in Megatron-Bridge's model of GLM-5
+            "dsa_indexer_loss_coeff": 0.001 if indexer.trained else None,
+            "dsa_indexer_use_sparse_loss": indexer.trained,
+            "apply_rope_fusion": False,
+        }
     if model.is_hybrid:
         main = "".join(map(letters_of, model.each_layer))
         further = "".join(map(letters_of, model.each_mtp))

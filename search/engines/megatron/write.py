@@ -16,9 +16,9 @@ from autopar.run.architecture import (
     DeltaNet,
     Experts,
     Indexer,
-    Layer,
     Mamba,
     Model,
+    is_reused,
     windows_of,
 )
 from autopar.run.run import Run
@@ -176,7 +176,7 @@ def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
     yield _one("dsa-indexer-head-dim", indexer.width)
     yield _one("dsa-indexer-topk", indexer.topk)
     if indexer.every > 1:
-        reused = [sparse.reused for sparse in map(_indexer_of, model.each_layer) if sparse]
+        reused = [*map(is_reused, model.each_layer)]
         first = reused.index(True) if any(reused) else len(reused)
         yield _one("dsa-indexer-topk-freq", indexer.every)
         yield _one("dsa-indexer-skip-topk-offset", first)
@@ -184,10 +184,6 @@ def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
         # the weight of the loss in Megatron-Bridge's recipes of GLM-5
         yield _one("dsa-indexer-loss-coeff", 0.001)
         yield ("dsa-indexer-use-sparse-loss", ())
-
-
-def _indexer_of(layer: Layer) -> Indexer | None:
-    return None if layer.attention is None else layer.attention.indexer
 
 
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:

@@ -223,6 +223,14 @@ def test_words_of_peers_are_taken(line: str, name: str, value: object) -> None:
     assert read(line) == {name: value}
 
 
+@pytest.mark.parametrize("option", ["--to", "--from", "--engine"])
+def test_an_engine_has_the_same_names_at_every_door(option: str) -> None:
+    """A search of `--engine megatron-lm` is exported `--to megatron-lm`."""
+    raw = EXPORT.read(["plan.json", option, "megatron-lm"], lambda _: None)
+    assert raw is not None
+    assert "megatron" in read_values(EXPORT.rows, raw).values()
+
+
 @pytest.mark.parametrize(("line", "said"), _ASKED)
 def test_other_words_get_a_sentence_that_helps(line: str, said: str) -> None:
     """By what they mean, and one that means two things is asked about."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import autopar
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.activations import mixer_bytes, saved_parts
 from autopar.price.job import job_of_run
@@ -15,11 +16,14 @@ from autopar.rates.card import load_card
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
-from autopar.run.architecture import Indexer
+from autopar.run.architecture import Indexer, Model
+from autopar.run.of_plan import uniform_model
 from autopar.run.rules import RuleError
 from autopar.run.run import Run
 from search.engines.arguments import MissingError, UnpricedError
+from search.engines.bridge.read import run_of_settings
 from search.engines.exporter_types import ExportTarget
+from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.read import read_run
 from search.engines.megatron.rules import broken_rules, violated_rules
 from search.engines.megatron.setting import Setting
@@ -274,3 +278,34 @@ def test_a_search_has_no_plan_without_the_kernels(card: str) -> None:
     """They need Hopper or Blackwell."""
     with pytest.raises(InputError, match="sparse attention needs"):
         autopar.search("glm-5", card, engine="megatron", global_batch_size=64)
+
+
+def bridge_model(name: str, more: dict[str, Any]) -> Model:
+    """Return the model that Megatron-Bridge's settings of a shipped model mean."""
+    sizes = (architecture(name) or {}) | {"dsa_kernel_backend": "cudnn", "seq_length": 4096}
+    settings = {f"model.{key}": value for key, value in (sizes | more).items()}
+    settings |= {
+        "train.global_batch_size": 64,
+        "train.micro_batch_size": 1,
+        "ddp.use_distributed_optimizer": True,
+        "mixed_precision.bf16": True,
+    }
+    degrees = {"model.expert_model_parallel_size": 64, "model.pipeline_model_parallel_size": 1}
+    return run_of_settings(
+        settings | degrees, world_size=64, environment={}, gpu="H100", source="config.yaml"
+    ).run.model
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])
+def test_settings_of_megatron_bridge_have_the_indexer(name: str) -> None:
+    """Sizes of an indexer count only beside its variant, as in `TransformerConfig`."""
+    published = uniform_model(load_spec(name))
+    own = published.first_sparse
+    assert own is not None
+
+    found = bridge_model(name, {})
+    assert found.first_sparse is not None
+    assert found.first_sparse.indexer == own.indexer
+    assert found.each_layer == published.each_layer
+    plain = bridge_model(name, {"experimental_attention_variant": None})
+    assert plain.first_sparse is None
