@@ -246,7 +246,13 @@ class _Table(NamedTuple):
             print_plain(console, line, style="dim")
 
 
+_SOME_OLDER = "bert, gpt, llama2, mistral, t5, ..."
+
+
 def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[_Table]:
+    from autopar.families.config import family_names
+
+    families = f": {', '.join(family_names())}" if asked.all else ""
     shown = [row for row in rows if asked.all or row["name"] not in _OLDER]
     cells = [
         [
@@ -273,11 +279,8 @@ def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[
         ],
         cells=cells,
         legend=(
-            *(
-                [f"{hidden} older models (bert, gpt, llama2, mistral, t5, ...): --all"]
-                * bool(hidden)
-            ),
-            "Other models: --model PATH (config.json of a supported family)",
+            *([f"{hidden} older models ({_SOME_OLDER}) and all families: --all"] * bool(hidden)),
+            f"Other models: --model PATH (config.json of a supported family{families})",
         ),
     )
 

@@ -137,6 +137,13 @@ def _reason(data: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
     return unsaid(text)
 
 
+def family_names() -> list[str]:
+    """Return the supported families, sorted, without their versions and variants."""
+    # Text models inside of others have the names of these, with an end, as have versions.
+    first = {re.findall("m?t5|[a-z]+", name)[0] for name in _FAMILIES}
+    return sorted(one for one in first if not any(one[:end] in first for end in range(3, len(one))))
+
+
 def _unsupported(path: Path, data: Mapping[str, Any], reason: str) -> DocumentError:
     return DocumentError(
         path,
@@ -162,16 +169,10 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         advice = "Describe the model in a model.json (docs/concepts/estimates.md)"
     else:
         advice = f"Write a model.json of its layers with {command}, and check it"
-    # Text models inside of others have the names of these, with an end.
-    # Versions and variants have the name of their family, with an end.
-    first = {re.findall("m?t5|[a-z]+", name)[0] for name in _FAMILIES}
-    known = sorted(
-        one for one in first if not any(one[:end] in first for end in range(3, len(one)))
-    )
     return DocumentError(
         path,
         f"{found}, expected the name of a supported architecture"
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
-        remedy=f"{advice}. Supported are models of {', '.join(known)}",
+        remedy=f"{advice}. Supported families: autopar models --all",
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import DocumentError
-from autopar.families.config import parse_hugging_face
+from autopar.families.config import family_names, parse_hugging_face
 from autopar.run.model import ModelSpec, model_parameter_count
 
 LLAMA: dict[str, Any] = {
@@ -110,3 +110,10 @@ def test_biases_of_the_output_of_attention_are_named() -> None:
     sparse = {"num_local_experts": 16, "num_experts_per_tok": 2, "attention_bias": True}
     with pytest.raises(DocumentError, match="without those of the MLP"):
         read(**LLAMA, **sparse, model_type="phimoe", vocab_size=32064)
+
+
+def test_names_of_families_are_the_start_of_what_is_read() -> None:
+    """Each once, without versions. HyperCLOVA X is none of Hunyuan's."""
+    names = family_names()
+    assert {"exaone", "internlm", "qwen", "xverse"} <= {*names}
+    assert [one for one in names if one.startswith(tuple({*names} - {one}))] == ["hyperclovax"]
