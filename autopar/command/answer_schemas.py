@@ -109,6 +109,8 @@ class SearchedEntry(EngineEntry):
     """Name of the software stack of the estimate."""
     launches: list[LaunchEntry] = field(default_factory=list)
     """The fastest plan, then plans with other degrees."""
+    safer: LaunchEntry | None = None
+    """The fastest plan with an OOM probability of at most 0.1 %, if it is at most 3 % slower."""
     search: EffortEntry | None = None
 
 

@@ -205,7 +205,7 @@ def _peak_terms(run: Run, peak: PeakBreakdown, stage: int) -> Iterator[Term]:
         ("tokens between experts", peak.dispatched_bytes, "--moe-token-dispatcher-type"),
         ("backward of a layer", peak.backward_bytes, "--attention-backend, recomputation"),
         (
-            "recurrence of a mixer",
+            "working memory of a mixer",
             peak.scan_bytes,
             "--micro-batch-size, --tensor-model-parallel-size",
         ),

@@ -36,6 +36,8 @@ LaunchKind = Literal[
 
 CONTEXT_BYTES = 1 << 30
 """CUDA context and NCCL buffers, bytes outside of the allocator; also the planner's default."""
+SAFE_RISK = 0.001
+"""OOM probability of a plan that answers call safe."""
 
 PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
     "dense": (0.985, 1.04),

@@ -196,7 +196,7 @@ class PeakBreakdown(Record):
     dispatched_bytes: int = 0
     """Tokens in dispatch to experts of other ranks, and in combine."""
     scan_bytes: int = 0
-    """States and other tensors of the recurrence of a mixer."""
+    """States and other tensors of a recurrence; scores and copies of sparse attention."""
     transfer_bytes: int = 0
     """Tensors received from other pipeline stages or being sent to them."""
 
@@ -467,7 +467,7 @@ def _behind_attention(at: RankLayer) -> Sequence[int]:
 
 
 def _scan_ahead(at: RankLayer) -> int:
-    """Return the transient bytes of a layer's recurrence beyond those that its MLP saves later."""
+    """Return the transient bytes of a layer's mixer beyond those that its MLP saves later."""
     ahead = mixer_bytes(at)[0]
     return max(0, ahead - sum(_behind_attention(at))) if ahead else 0
 

@@ -171,6 +171,7 @@ def _of_uniform(request: Request, question: UniformRequest, one: EngineResult) -
             solved=replace(solved, solutions=solved.solutions[:1]),
             other_precision=None,
             without_host=None,
+            safer=None,
         )
         asked = replace(question, card=card)
         return result_of(UniformResult(question=asked, engines=(single,)), request)

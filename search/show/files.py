@@ -464,6 +464,7 @@ def _searched(answer: Launches, one: EngineResult) -> dict[str, Any]:
         "launches": []
         if solved is None
         else [content_of(_launch(answer, one, each), whole=True) for each in solved.solutions],
+        "safer": one.safer and content_of(_launch(answer, one, one.safer), whole=True),
         "search": None
         if solved is None
         else {

@@ -92,6 +92,9 @@ class EngineResult(Record):
     allowed."""
     without_host: PricedRun | None = None
     """Fastest plan without activation offload, if the search chose offload; else None."""
+    safer: PricedRun | None = None
+    """Fastest plan with an OOM probability of at most 0.1 %, at most 3 % slower; None if there is
+    none or the best is as safe."""
 
     @property
     def best(self) -> PricedRun | None:
@@ -310,6 +313,7 @@ def answer(
             found[0],
             other_precision=_other_precision(question, found[0], space, shares),
             without_host=_without_host(question, found[0], space, shares),
+            safer=_safer(question, found[0], space, shares),
         )
     wall_s = time.perf_counter() - began
     return UniformResult(question=question, engines=tuple(found), wall_s=wall_s)
@@ -467,6 +471,32 @@ def _without_host(
         return None
     fixed = replace(question.fixed, offload=(NONE,), precision=(best.best.choice.precision,))
     solved = space.solve(fixed, top=1, seconds=shares.following())
+    return solved.solutions[0] if solved.solutions else None
+
+
+_SAFE_SHARE = 1.03
+"""Largest ratio of step times of a safer plan to the fastest."""
+
+
+def _safer(
+    question: UniformRequest, best: EngineResult, space: UniformSearch, shares: Shares
+) -> PricedRun | None:
+    """Return the fastest plan with an OOM probability of at most `SAFE_RISK`.
+
+    None if the best has a lower one or all such plans are more than 3 % slower.
+    """
+    from autopar.price.oom_risk import SAFE_RISK
+
+    assert best.best is not None, "there is a launch to compare with"
+    if best.best.assessment.odds_of_oom <= SAFE_RISK:
+        return None
+    solved = space.solve(
+        replace(question.fixed, precision=(best.best.choice.precision,)),
+        seconds=shares.following(),
+        oom_risk=SAFE_RISK,
+        smallest_s=None,
+        within_s=_SAFE_SHARE / best.best.samples_per_s,
+    )
     return solved.solutions[0] if solved.solutions else None
 
 

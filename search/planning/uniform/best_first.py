@@ -196,7 +196,8 @@ class UniformSearch:
         counts: int | None = None,
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
-        smallest_s: float = LEAST_S,
+        smallest_s: float | None = LEAST_S,
+        within_s: float = math.inf,
     ) -> VariantResult:
         """Return the fastest plans that fit, the best of each family of degrees.
 
@@ -209,7 +210,9 @@ class UniformSearch:
             The expanded entries are limited as well. If no plan was found, as many of both are
             added. The smallest plan is not searched.
         memory_bytes, oom_risk : device memory and OOM probability limit in place of the target's
-        smallest_s : CPU seconds to improve the smallest plan, without `seconds`
+        smallest_s : CPU seconds to improve the smallest plan, without `seconds`; None: it is not
+            searched
+        within_s : step seconds per sequence above which plans are not searched
         """
         began = time.process_time()
         target = self.target
@@ -226,6 +229,7 @@ class UniformSearch:
             _SearchBudget(
                 end, *(None, None) if counts is None else (2 * counts, 2 * _MOST_ENTRIES)
             ),
+            within_s,
         )
         return search.solved(began, deadline, smallest_s if counts is None else None)
 
@@ -317,14 +321,18 @@ class _Search:
                 following = next(coarse, None)
             yield heapq.heappop(self.queue)
 
-    def run(self, limit: _SearchBudget, end: _SearchBudget) -> None:
+    def run(self, limit: _SearchBudget, end: _SearchBudget, within_s: float) -> None:
         """Search until `top` families have a plan or a limit is reached.
 
         After `limit`, the search continues only if it has no plan, and accepts any plan that fits.
         After `end`, it stops.
+
+        within_s : step seconds per sequence above which plans are not searched
         """
         late = False
         for entry in self.entries():
+            if entry.seconds > within_s:
+                break
             if not late and limit.exhausted(self.counted, self.expanded):
                 late, self.complete = True, False
                 if not self.found:

@@ -18,7 +18,7 @@ from autopar.answer import (
 )
 from autopar.price.account import Account
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import rarely_validated, reserved_interval
+from autopar.price.oom_risk import SAFE_RISK, rarely_validated, reserved_interval
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
@@ -118,6 +118,11 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
         there = format_bytes(solution.assessment.host_bytes)
         without = f"--offload-activations none is {share * 100:.1f} % slower"
         rows.append(("Host memory", f"{there} per GPU; {without}"))
+    if one.safer is not None and solution is one.best:
+        share = solution.samples_per_s / one.safer.samples_per_s - 1.0
+        peak = format_bytes(one.safer.assessment.fullest.peak_bytes)
+        safer = f"--oom-risk {SAFE_RISK} is {share * 100:.1f} % slower and needs {peak}"
+        rows.append(("Safer plan", safer))
     return Priced(
         engine=one.engine.name,
         title=one.engine.title,

@@ -473,6 +473,26 @@ def test_what_modules_on_the_host_bring_is_said(capsys: pytest.CaptureFixture[st
     assert told > 0
 
 
+@pytest.mark.parametrize(("tokens", "within"), [(8192, True), (4096, False)])
+def test_a_safer_plan_is_that_of_its_own_search(tokens: int, within: bool) -> None:
+    """It is named if it is at most 3 % slower; a search for safe plans names none."""
+    asked = {"model": "gpt-oss-20b", "hardware": "h100:1x8", "engine": "megatron"}
+    asked |= {"global_batch_size": "64", "seq_length": str(tokens)}
+    fastest, safest = (
+        answer(open_launches(build_request({key.replace("_", "-"): v for key, v in own.items()})))
+        for own in (asked, {**asked, "oom_risk": "0.001"})
+    )
+    assert fastest.best is not None
+    assert safest.best is not None
+    first, last = fastest.best.best, safest.best.best
+    assert first is not None
+    assert last is not None
+    assert last.assessment.odds_of_oom <= 0.001 < first.assessment.odds_of_oom
+    assert (first.samples_per_s <= 1.03 * last.samples_per_s) == within
+    assert fastest.best.safer == (last if within else None)
+    assert safest.best.safer is None
+
+
 @pytest.mark.parametrize(
     ("given", "zeros"),
     [
