@@ -392,13 +392,13 @@ def is_hybrid(spec: ModelSpec) -> bool:
     )
 
 
-def refuse_hybrid(spec: ModelSpec, what: str) -> ModelSpec:
+def refuse_hybrid(spec: ModelSpec, what: str, *, remedy: str = "Use another model") -> ModelSpec:
     """Return the spec; raises InputError for a hybrid model, which `what` does not support."""
     if is_hybrid(spec):
         raise InputError(
             f"{what} has no layers of one part, no mixers other than attention, and no gated or "
             f"sparse attention, and {spec.name} has some",
-            remedy="Use --engine megatron, or another model",
+            remedy=remedy,
         )
     return spec
 

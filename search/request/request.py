@@ -473,7 +473,11 @@ def _model(
             f"{missing} is missing: times and memory of a profile are used together",
             remedy=f"Add {missing}",
         )
-    spec = refuse_hybrid(model_spec(inputs), "the planner of per-layer plans")
+    spec = refuse_hybrid(
+        model_spec(inputs),
+        "the planner of per-layer plans",
+        remedy="Use --engine megatron, or another model",
+    )
     if computation is not None and memory is not None:
         profile = read_model_profile(
             computation=Path(computation),

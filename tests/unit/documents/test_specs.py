@@ -21,6 +21,8 @@ from autopar.run.model import (
     padded_vocab_size,
     parameter_count,
 )
+from profiler.options import SizeOptions
+from search.commands import search
 
 PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) counted by hand
     "gpt2-xl": 1_557_611_200,
@@ -533,3 +535,13 @@ def test_an_order_agrees_with_the_types(change: dict[str, Any], said: str, tmp_p
     path.write_text(json.dumps({**document, **change}), encoding="utf-8")
     with pytest.raises(DocumentError, match=said):
         load_spec(str(path))
+
+
+def test_only_the_planner_names_an_engine_as_the_way_out(capsys: pytest.CaptureFixture[str]):
+    """The profiler has no `--engine`."""
+    with pytest.raises(InputError) as caught:
+        SizeOptions().load("nemotron-3-nano")
+    assert "engine" not in str(caught.value)
+    words = ["--model", "nemotron-3-nano", "--hardware", "h100:2x8", "--engine", "galvatron"]
+    assert search.run(words) == 2
+    assert "--engine megatron" in capsys.readouterr().err
