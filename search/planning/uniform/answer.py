@@ -483,7 +483,8 @@ def _safer(
 ) -> PricedRun | None:
     """Return the fastest plan with an OOM probability of at most `SAFE_RISK`.
 
-    None if the best has a lower one or all such plans are more than 3 % slower.
+    None if the best has a lower one, if all such plans are more than 3 % slower, or if the time
+    limit is reached.
     """
     from autopar.price.oom_risk import SAFE_RISK
 
@@ -493,11 +494,12 @@ def _safer(
     solved = space.solve(
         replace(question.fixed, precision=(best.best.choice.precision,)),
         seconds=shares.following(),
+        grace_s=0.0,
         oom_risk=SAFE_RISK,
         smallest_s=None,
         within_s=_SAFE_SHARE / best.best.samples_per_s,
     )
-    return solved.solutions[0] if solved.solutions else None
+    return solved.solutions[0] if solved.solutions and solved.complete else None
 
 
 def _shortage(question: UniformRequest, solved: VariantResult) -> str:

@@ -475,12 +475,12 @@ def test_what_modules_on_the_host_bring_is_said(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(("tokens", "within"), [(8192, True), (4096, False)])
 def test_a_safer_plan_is_that_of_its_own_search(tokens: int, within: bool) -> None:
-    """It is named if it is at most 3 % slower; a search for safe plans names none."""
+    """It is named if it is at most 3 % slower; not by a search for safe plans or a stopped one."""
     asked = {"model": "gpt-oss-20b", "hardware": "h100:1x8", "engine": "megatron"}
     asked |= {"global_batch_size": "64", "seq_length": str(tokens)}
-    fastest, safest = (
+    fastest, safest, stopped = (
         answer(open_launches(build_request({key.replace("_", "-"): v for key, v in own.items()})))
-        for own in (asked, {**asked, "oom_risk": "0.001"})
+        for own in (asked, {**asked, "oom_risk": "0.001"}, {**asked, "time_limit": "0.01"})
     )
     assert fastest.best is not None
     assert safest.best is not None
@@ -491,6 +491,8 @@ def test_a_safer_plan_is_that_of_its_own_search(tokens: int, within: bool) -> No
     assert (first.samples_per_s <= 1.03 * last.samples_per_s) == within
     assert fastest.best.safer == (last if within else None)
     assert safest.best.safer is None
+    assert stopped.best is not None
+    assert stopped.best.safer is None
 
 
 @pytest.mark.parametrize(
