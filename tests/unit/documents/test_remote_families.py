@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autopar.command import lists
 from autopar.errors import DocumentError
 from autopar.families.config import family_names, parse_hugging_face
 from autopar.run.model import ModelSpec, model_parameter_count
@@ -112,8 +113,13 @@ def test_biases_of_the_output_of_attention_are_named() -> None:
         read(**LLAMA, **sparse, model_type="phimoe", vocab_size=32064)
 
 
-def test_names_of_families_are_the_start_of_what_is_read() -> None:
+def test_names_of_families_are_the_start_of_what_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Each once, without versions. HyperCLOVA X is none of Hunyuan's."""
+    assert lists.run(["--all"], "models") == 0
+    shown = " ".join(capsys.readouterr().out.split())
     names = family_names()
-    assert {"exaone", "internlm", "qwen", "xverse"} <= {*names}
+    assert {"bert", "bloom", "glm", "starcoder", "t5", "xverse"} <= {*names}
     assert [one for one in names if one.startswith(tuple({*names} - {one}))] == ["hyperclovax"]
+    assert ", ".join(names) in shown
