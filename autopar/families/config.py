@@ -149,7 +149,7 @@ def _unsupported(path: Path, data: Mapping[str, Any], reason: str) -> DocumentEr
         path,
         f"the value is {shorten(data.get('model_type'))}: not supported ({reason})",
         key="model_type",
-        remedy="Use a model of a supported family (docs/guides/own-model.md)",
+        remedy="Use a model of a supported family (autopar models --all)",
     )
 
 

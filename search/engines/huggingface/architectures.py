@@ -52,6 +52,8 @@ _DEEPSEEK_ROUTER: Mapping[str, Any] = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
 }
+INDEXER_LOSS = 0.001
+"""Weight of the loss of an indexer in Megatron-Bridge's recipes of GLM-5."""
 _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
     "deepseek_v32": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
@@ -198,8 +200,7 @@ def _of_mixers(model: Model) -> Sizes:
             "dsa_indexer_n_heads": indexer.heads,
             "dsa_indexer_head_dim": indexer.width,
             "dsa_indexer_topk": indexer.topk,
-            # weight of the loss in Megatron-Bridge's model of GLM-5
-            "dsa_indexer_loss_coeff": 0.001 if indexer.trained else None,
+            "dsa_indexer_loss_coeff": INDEXER_LOSS if indexer.trained else None,
             "dsa_indexer_use_sparse_loss": indexer.trained,
             "apply_rope_fusion": False,
         }

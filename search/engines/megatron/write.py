@@ -27,7 +27,7 @@ from autopar.run.strategy import wide_ends
 from autopar.units import divisors
 from search.engines.changes import recompute_arguments
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others, spec_of, step_count
-from search.engines.huggingface.architectures import architecture
+from search.engines.huggingface.architectures import INDEXER_LOSS, architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
     DATA,
@@ -181,8 +181,7 @@ def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
         yield _one("dsa-indexer-topk-freq", indexer.every)
         yield _one("dsa-indexer-skip-topk-offset", first)
     if indexer.trained:
-        # the weight of the loss in Megatron-Bridge's recipes of GLM-5
-        yield _one("dsa-indexer-loss-coeff", 0.001)
+        yield _one("dsa-indexer-loss-coeff", INDEXER_LOSS)
         yield ("dsa-indexer-use-sparse-loss", ())
 
 
