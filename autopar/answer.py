@@ -143,6 +143,8 @@ class Priced(Record):
     """The per-layer plan, with times of each stage and group of layers; None for a uniform plan."""
     key: object
     """Key that is equal for equal plans."""
+    fastest: bool = True
+    """False if a plan was chosen that is safer or simpler than the fastest one."""
 
 
 class Gain(NamedTuple):

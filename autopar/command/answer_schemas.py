@@ -109,6 +109,10 @@ class SearchedEntry(EngineEntry):
     """Name of the software stack of the estimate."""
     launches: list[LaunchEntry] = field(default_factory=list)
     """The fastest plan, then plans with other degrees."""
+    avoided: list[str] = field(default_factory=list)
+    """Traits of the first of `launches` that the chosen plan avoids: `OOM probability` above 0.1 %,
+    `activation offload`, `recomputation of several modules`, `context ranks`, `TP overlap`. Empty
+    if the first is the chosen one."""
     safer: LaunchEntry | None = None
     """The fastest plan with an OOM probability of at most 0.1 %, if it is at most 3 % slower."""
     search: EffortEntry | None = None

@@ -27,12 +27,10 @@ from search.engines.changes import (
     with_balanced_chunks,
 )
 from search.engines.space import beyond_search
-from search.engines.table import ENGINES
+from search.engines.table import ENGINES, NOISE
 
 _BEAM = 4
 """Beam width: the search continues from this number of runs at each number of changes."""
-_GAIN = 0.005
-"""Smallest reduction of the step time that counts as faster, as a share of it."""
 _MOST_CHANGES = 6
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -238,7 +236,7 @@ def neighbours_of(
             if _key(run) not in seen:
                 seen.add(_key(run))
                 found.append((run, timing_of(run, target)))
-        wanted_s = fastest * (1.0 - _GAIN)
+        wanted_s = fastest * (1.0 - NOISE)
         front, top, changes = _best(found, target, written, wanted_s)
         if top is not None:
             fastest = _time(top)

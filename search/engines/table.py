@@ -27,6 +27,9 @@ class _HasName(Protocol):
 
 
 _Named = TypeVar("_Named", bound=_HasName)
+NOISE = 0.01
+"""Relative difference of step times below which estimates of one engine do not decide between two
+plans: a safer or simpler plan is preferred, and a check proposes no change."""
 ALIKE = 0.005
 """Median relative difference of step times between the planner and the uniform search for one plan
 (docs/concepts/closed-form.md). A per-layer plan must be faster by more than this fraction."""

@@ -54,7 +54,7 @@ _OF_LAUNCHES = frozenset(
         *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
-        *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
+        *("memory-constraint", "oom-risk", "within", "bsz-scale", "top", "tp-overlap"),
     }
 )
 """Options of the search for uniform plans; any other option selects per-layer plans.
@@ -377,6 +377,11 @@ def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
 
     Without engines, returns the request for a later search.
     """
+    if "within" in request.given:
+        raise OptionError(
+            "--within: a choice among uniform plans, but per-layer plans are searched",
+            remedy="Remove --within",
+        )
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:
         own = request if request.engine == "none" else within_strategy_file(request)

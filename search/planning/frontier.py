@@ -157,6 +157,8 @@ def _engines(request: Request, route: SearchChoice, first: Solved) -> list[_Engi
 
 
 def _of_uniform(request: Request, question: UniformRequest, one: EngineResult) -> _At:
+    # the frontier is that of the fastest plans, whatever was chosen among those alike
+    one = replace(one, chosen=None, safer=None, other_precision=None, without_host=None)
     if one.best is None:
         return _At(value=0.0)
     solved = one.solved
@@ -169,9 +171,6 @@ def _of_uniform(request: Request, question: UniformRequest, one: EngineResult) -
             one,
             target=replace(one.target, machine=machine),
             solved=replace(solved, solutions=solved.solutions[:1]),
-            other_precision=None,
-            without_host=None,
-            safer=None,
         )
         asked = replace(question, card=card)
         return result_of(UniformResult(question=asked, engines=(single,)), request)

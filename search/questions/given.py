@@ -103,7 +103,7 @@ def given_launch(
 
     own = launch_in(path, typed, notice)
     engine = engine_space(own.engine)
-    question = replace(own.question, engines=(engine,), top=0, price=gpu_hour_price)
+    question = replace(own.question, engines=(engine,), top=0, within=0.0, price=gpu_hour_price)
     one = evaluated(question, engine, own.choice, own.run)
     return GivenLaunch(found=Launches(question=question, engines=(one,)), request=own.request)
 

@@ -19,6 +19,7 @@ from autopar.errors import OptionError
 from autopar.records import checked_value, shown
 from autopar.run.runtime import Engine
 from autopar.units import GIB
+from search.engines.table import NOISE
 
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
@@ -85,6 +86,15 @@ class SearchOptions:
         low=1e-5,
         high=0.5,
     )
+    within: float = option(
+        NOISE,
+        help="share of the throughput that a safer or simpler plan may cost",
+        panel=_MEM,
+        low=0,
+        high=0.5,
+    )
+    """The safest, then the simplest plan is chosen among those this close to the fastest; 0 chooses
+    the fastest."""
     reserve_fraction: float | None = option(
         None,
         name="reserve",

@@ -76,6 +76,7 @@ from search.planning.layered.summary import priced_of_result
 from search.planning.session import ConstrainedResult
 from search.planning.uniform.answer import EngineResult, UniformResult as Launches
 from search.planning.uniform.best_first import PricedRun
+from search.planning.uniform.choice import avoided
 from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.result import UniformSearchResult
 from search.planning.uniform.summary import price_of
@@ -268,7 +269,7 @@ def _frontier_plan(result: SearchResult) -> dict[str, Any]:
     """Return the plan of a result: a strategy, or engine and degrees of a uniform plan."""
     if not isinstance(result, UniformSearchResult):
         return {"plan": _strategy(result.plan)}
-    one, best = result.found.best, result.found.fastest
+    one, best = result.found.best, result.found.chosen
     assert one is not None, "there is a plan"
     assert best is not None, "its engine has a plan"
     degrees = asdict(degrees_entry(best.choice, result.found.question.job.world))
@@ -383,7 +384,7 @@ def _launch(answer: Launches, engine: EngineResult, solution: PricedRun) -> Laun
 
 def launch_text(answer: Launches, request: Mapping[str, object], status: str = "optimal") -> str:
     """Return the text of the plan file of the best uniform plan; status : see `PlanFigures`."""
-    one, best = answer.best, answer.fastest
+    one, best = answer.best, answer.chosen
     assert one is not None, "nothing is written where nothing fits"
     assert best is not None, "the fastest engine has a launch"
     step = best.assessment.step
@@ -402,7 +403,7 @@ def launch_text(answer: Launches, request: Mapping[str, object], status: str = "
 
 def launch_document(answer: Launches, request: Mapping[str, Any]) -> LaunchDocument:
     """Return the document of a search for uniform plans: request, best plan and its prediction."""
-    question, one, best = answer.question, answer.best, answer.fastest
+    question, one, best = answer.question, answer.best, answer.chosen
     launch = None if one is None or best is None else _launch(answer, one, best)
     return LaunchDocument(
         format="autopar-launch",
@@ -464,6 +465,9 @@ def _searched(answer: Launches, one: EngineResult) -> dict[str, Any]:
         "launches": []
         if solved is None
         else [content_of(_launch(answer, one, each), whole=True) for each in solved.solutions],
+        "avoided": []
+        if one.chosen is None or one.fastest is None
+        else list(avoided(one.fastest, one.chosen)),
         "safer": one.safer and content_of(_launch(answer, one, one.safer), whole=True),
         "search": None
         if solved is None

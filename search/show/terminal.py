@@ -177,7 +177,7 @@ def _headlines(answer: Answer, *, whole: bool) -> list[Headline]:
         best = replace(best, title=answer.by_engine[0].engine)
     price = answer.gpu_hour_price
     if uniform is None:
-        return [headline_of(best, "Fastest plan", price)]
+        return [headline_of(best, "Fastest plan" if best.fastest else "Chosen plan", price)]
     gain = uniform_gain(answer.by_engine, best, uniform)
     return [
         headline_of(best, "Fastest plan", price),

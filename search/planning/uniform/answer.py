@@ -54,6 +54,8 @@ class UniformRequest(Record):
     fixed: Constraints
     oom_risk: float
     """Largest accepted OOM probability."""
+    within: float = 0.0
+    """Share of the throughput that a safer or simpler plan may cost."""
     stack: str | None
     """Software stack for all engines; None: the default of each engine."""
     top: int
@@ -91,15 +93,22 @@ class EngineResult(Record):
     """Fastest plan in 16 bits, or in lower precision if 16 bits are fastest; None if none is
     allowed."""
     without_host: PricedRun | None = None
-    """Fastest plan without activation offload, if the search chose offload; else None."""
+    """Fastest plan without activation offload, if the chosen plan has offload; else None."""
+    chosen: PricedRun | None = None
+    """Safest and simplest plan of those as fast as the fastest; None: the fastest."""
     safer: PricedRun | None = None
-    """Fastest plan with an OOM probability of at most 0.1 %, at most 3 % slower; None if there is
-    none or the best is as safe."""
+    """Fastest plan with an OOM probability of at most 0.1 %, at most 3 % slower than the fastest;
+    None if there is none or the chosen one is as safe."""
+
+    @property
+    def fastest(self) -> PricedRun | None:
+        """Fastest plan that fits; None if nothing fits."""
+        return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
     @property
     def best(self) -> PricedRun | None:
-        """Fastest plan that fits; None if nothing fits."""
-        return self.solved.solutions[0] if self.solved and self.solved.solutions else None
+        """The plan of the answer: the chosen one, by default the fastest; None if nothing fits."""
+        return self.chosen or self.fastest
 
 
 class UniformResult(Record):
@@ -120,6 +129,11 @@ class UniformResult(Record):
     @property
     def fastest(self) -> PricedRun | None:
         """Fastest plan of all engines; None if nothing fits."""
+        return None if self.best is None else self.best.fastest
+
+    @property
+    def chosen(self) -> PricedRun | None:
+        """The plan of the answer; None if nothing fits."""
         return None if self.best is None else self.best.best
 
     @property
@@ -234,6 +248,7 @@ def open_launches(
         engines=engines,
         fixed=_fixed(request),
         oom_risk=options.oom_risk,
+        within=options.within,
         stack=inputs.stack,
         top=options.top,
         seconds=options.time_limit_s,
@@ -265,8 +280,10 @@ def answer(
 ) -> UniformResult:
     """Return the fastest plan of every requested engine, and alternatives on the fastest engine.
 
-    Alternatives are plans with other degrees, another precision, or no activation offload. Raises
-    InputError if no engine has a legal plan, for any memory size.
+    Alternatives are plans with other degrees, another precision, or no activation offload. Of the
+    plans that are as fast, the safest and simplest is the plan of the answer
+    (`search.planning.uniform.choice`). Raises InputError if no engine has a legal plan, for any
+    memory size.
 
     shares : division of the time limit among searches; default: that of the question, one search
         per engine
@@ -274,6 +291,7 @@ def answer(
         `search.planning.uniform.best_first.GRACE_S`
     """
     from search.planning.uniform.best_first import GRACE_S, LEAST_S
+    from search.planning.uniform.choice import SAFE_SHARE, choose
 
     began = time.perf_counter()
     grace_s = GRACE_S if grace_s is None else grace_s
@@ -307,13 +325,22 @@ def answer(
             cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
             again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
             found[0] = replace(best, solved=again)
+    if (question.within or question.top) and best.fastest is not None:
+        chosen, safer = choose(
+            spaces[best.engine],
+            question.fixed,
+            found[0].fastest or best.fastest,
+            within=question.within,
+            named=SAFE_SHARE if question.top else 0.0,
+            shares=shares,
+        )
+        found[0] = replace(found[0], chosen=chosen, safer=safer)
     if question.top and best.best is not None:
         space = spaces[best.engine]
         found[0] = replace(
             found[0],
             other_precision=_other_precision(question, found[0], space, shares),
             without_host=_without_host(question, found[0], space, shares),
-            safer=_safer(question, found[0], space, shares),
         )
     wall_s = time.perf_counter() - began
     return UniformResult(question=question, engines=tuple(found), wall_s=wall_s)
@@ -474,34 +501,6 @@ def _without_host(
     return solved.solutions[0] if solved.solutions else None
 
 
-_SAFE_SHARE = 1.03
-"""Largest ratio of step times of a safer plan to the fastest."""
-
-
-def _safer(
-    question: UniformRequest, best: EngineResult, space: UniformSearch, shares: Shares
-) -> PricedRun | None:
-    """Return the fastest plan with an OOM probability of at most `SAFE_RISK`.
-
-    None if the best has a lower one, if all such plans are more than 3 % slower, or if the time
-    limit is reached.
-    """
-    from autopar.price.oom_risk import SAFE_RISK
-
-    assert best.best is not None, "there is a launch to compare with"
-    if best.best.assessment.odds_of_oom <= SAFE_RISK:
-        return None
-    solved = space.solve(
-        replace(question.fixed, precision=(best.best.choice.precision,)),
-        seconds=shares.following(),
-        grace_s=0.0,
-        oom_risk=SAFE_RISK,
-        smallest_s=None,
-        within_s=_SAFE_SHARE / best.best.samples_per_s,
-    )
-    return solved.solutions[0] if solved.solutions and solved.complete else None
-
-
 def _shortage(question: UniformRequest, solved: VariantResult) -> str:
     """Return a sentence on the missing memory of an engine's smallest plan."""
     smallest, shortage = solved.smallest, solved.shortage
@@ -570,13 +569,14 @@ def faster_batch(found: UniformResult) -> PricedRun | None:
         return None
     limit = _BETTER_S if question.seconds is None else min(question.seconds, _BETTER_S)
     job = replace(question.job, global_batches=(batch,))
-    asked = replace(question, job=job, engines=(best.engine,), top=0, seconds=limit)
+    asked = replace(question, job=job, engines=(best.engine,), top=0, within=0.0, seconds=limit)
     try:
         other = answer(asked).best
     except InputError:
         return None  # the constraints exclude this batch
     solution = other.best if other is not None else None
-    if solution is None or solution.samples_per_s < _WORTH * best.best.samples_per_s:
+    assert best.fastest is not None, "the best engine has a plan"
+    if solution is None or solution.samples_per_s < _WORTH * best.fastest.samples_per_s:
         return None
     return solution
 

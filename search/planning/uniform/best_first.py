@@ -339,7 +339,7 @@ class _Search:
                     self.least_s = entry.seconds
             if late and end.exhausted(self.counted, self.expanded):
                 break
-            if entry.level < _DEGREES and _family(entry.choice) in self.found:
+            if entry.level < _DEGREES and family_of(entry.choice) in self.found:
                 continue
             if late:
                 self.find_any_feasible(entry, end)
@@ -608,7 +608,7 @@ class _Search:
             return
         if not self.found and self.least_s is None:
             self.least_s = entry.seconds
-        self.found[_family(choice)] = solution
+        self.found[family_of(choice)] = solution
 
     def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
         """Return a candidate with its step time and the memory of these stages."""
@@ -674,6 +674,6 @@ class _Search:
         )
 
 
-def _family(choice: Candidate) -> tuple[object, ...]:
+def family_of(choice: Candidate) -> tuple[object, ...]:
     """Return the key of a family: degrees without ZeRO stage, micro-batch size and settings."""
     return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

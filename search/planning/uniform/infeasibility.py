@@ -443,7 +443,7 @@ class _Trial:
         if name == "cp_kind":
             # other kinds are tried only if the user passes them
             return [one for one in CONTEXT_KINDS if one in engine.context] or CONTEXT_KINDS[:1]
-        return _domain(engine, job, name)
+        return field_values(engine, job, name)
 
 
 def _fixed(job: EngineContext, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
@@ -454,7 +454,7 @@ def _fixed(job: EngineContext, fixed: Constraints) -> dict[str, tuple[Any, ...]]
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _domain(engine: EngineSpace, job: EngineContext, name: str) -> Sequence[Any]:
+def field_values(engine: EngineSpace, job: EngineContext, name: str) -> Sequence[Any]:
     """Return all values of a field that may be suggested."""
     ranks = {
         "tp": True,
@@ -571,7 +571,7 @@ def _near(
 
     They satisfy the rules that depend only on this field.
     """
-    others = [value for value in _domain(engine, job, name) if value not in given]
+    others = [value for value in field_values(engine, job, name) if value not in given]
     if name == "recompute":
         # suggest blocks in place of blocks, modules in place of modules
         block = given[0].startswith("block ")

@@ -19,7 +19,7 @@ from autopar.run.of_plan import uniform_plan
 from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Prediction, StagePrediction
 from search.planning.layered.prediction import Alternative, SearchResult, SearchStats, Status
 from search.planning.uniform.answer import EngineResult, UniformResult
-from search.planning.uniform.best_first import PricedRun
+from search.planning.uniform.best_first import PricedRun, family_of
 from search.planning.uniform.summary import price_of, words_of
 from search.request.options import option_record
 from search.request.request import Request
@@ -52,7 +52,7 @@ class UniformSearchResult(SearchResult):
 
     def words(self, *, batch: bool = False) -> str:
         """Return engine and plan in one line; batch : True to add the global batch."""
-        one, best = self.found.best, self.found.fastest
+        one, best = self.found.best, self.found.chosen
         assert one is not None, "there is a plan"
         assert best is not None, "its engine has a plan"
         size = f", batch {best.choice.global_batch}" if batch else ""
@@ -61,11 +61,11 @@ class UniformSearchResult(SearchResult):
 
 def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
     """Return the result of the uniform search of a request."""
-    question, one, best = found.question, found.best, found.fastest
+    question, one, best = found.question, found.best, found.chosen
     searched = [each.solved for each in found.engines if each.solved is not None]
     # a search that its time limit ended proves only this throughput
     open_s = [each.least_s for each in searched if not each.complete and each.least_s]
-    rate = 0.0 if best is None else best.samples_per_s
+    rate = 0.0 if found.fastest is None else found.fastest.samples_per_s
     bound = max([rate, *(1.0 / seconds for seconds in open_s)])
     complete = all(each.complete for each in searched)
     status: Status = "optimal" if complete else "time_limit"
@@ -102,11 +102,14 @@ def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
 def _alternatives(found: UniformResult, one: EngineResult) -> tuple[Alternative, ...]:
     """Return the plans of an engine with other degrees."""
     assert one.solved is not None, "the engine has a plan"
-    first, *others = one.solved.solutions
-    runs = first.assessment.runs
+    best = one.best
+    assert best is not None, "the engine has a plan"
+    runs = best.assessment.runs
     listed = []
-    for other in others:
-        step, share = other.assessment.step, first.samples_per_s / other.samples_per_s
+    for other in one.solved.solutions:
+        if family_of(other.choice) == family_of(best.choice):
+            continue
+        step, share = other.assessment.step, best.samples_per_s / other.samples_per_s
         assert step is not None, "every solution has a step time"
         listed.append(
             Alternative(

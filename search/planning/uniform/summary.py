@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import asdict
 
 from autopar.answer import (
@@ -22,18 +20,17 @@ from autopar.price.oom_risk import SAFE_RISK, rarely_validated, reserved_interva
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
-from autopar.units import GIB, format_bytes, format_count, format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_probability, format_seconds
 from search.engines.candidate import PRECISIONS, Constraints
 from search.engines.space import adapter_limits
+from search.planning.uniform.answer import (
+    EngineResult,
+    UniformRequest,
+    UniformResult as Launches,
+)
+from search.planning.uniform.best_first import PricedRun, family_of
+from search.planning.uniform.choice import OOM_TRAIT, avoided
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
-
-if TYPE_CHECKING:
-    from search.planning.uniform.answer import (
-        EngineResult,
-        UniformRequest,
-        UniformResult as Launches,
-    )
-    from search.planning.uniform.best_first import PricedRun
 
 
 def summary_of(found: Launches) -> Answer:
@@ -81,15 +78,15 @@ def words_of(question: UniformRequest, solution: PricedRun) -> str:
 
 
 def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
-    """Return the best plan of an engine, or if none fits, the reason and the smallest plan."""
+    """Return the fastest plan of an engine, or if none fits, the reason and the smallest plan."""
     from search.planning.uniform.files import degrees_entry
 
-    if one.best is not None:
+    if one.fastest is not None:
         return EngineBest(
             engine=one.engine.name,
-            samples_per_s=one.best.samples_per_s,
-            launch=asdict(degrees_entry(one.best.choice, question.job.world)),
-            words=words_of(question, one.best),
+            samples_per_s=one.fastest.samples_per_s,
+            launch=asdict(degrees_entry(one.fastest.choice, question.job.world)),
+            words=words_of(question, one.fastest),
             broken=adapter_limits(one.engine, question.job),
         )
     line = EngineBest(
@@ -106,18 +103,21 @@ def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
 
 
 def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = None) -> Priced:
-    """Return a uniform plan of an engine with time and memory; by default the fastest plan."""
+    """Return a uniform plan of an engine with time and memory; by default that of the answer."""
     solution = solution or one.best
     assert solution is not None, "the engine has a plan"
     rows = []
+    if one.chosen is not None and solution is one.chosen:
+        rows.append(("Fastest plan", _why_not_fastest(one, one.chosen)))
     other = None
     if one.other_precision is not None and solution is one.best:
         other = _other_precision(solution, one.other_precision)
     if one.without_host is not None and solution is one.best:
         share = solution.samples_per_s / one.without_host.samples_per_s - 1.0
-        there = format_bytes(solution.assessment.host_bytes)
-        without = f"--offload-activations none is {share * 100:.1f} % slower"
-        rows.append(("Host memory", f"{there} per GPU; {without}"))
+        there = f"{format_bytes(solution.assessment.host_bytes)} per GPU"
+        # a plan that the choice found less safe is the fastest one, which has its own row
+        without = f"; --offload-activations none is {share * 100:.1f} % slower"
+        rows.append(("Host memory", there + without * (share > 0)))
     if one.safer is not None and solution is one.best:
         share = solution.samples_per_s / one.safer.samples_per_s - 1.0
         peak = format_bytes(one.safer.assessment.fullest.peak_bytes)
@@ -133,17 +133,31 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
         other_precision=other,
         unequal_stages=_unequal_stages(solution),
         key=solution.choice,
+        fastest=solution is not one.chosen,
     )
+
+
+def _why_not_fastest(one: EngineResult, chosen: PricedRun) -> str:
+    """Return the gain of the fastest plan over the chosen one, and what it costs."""
+    fastest = one.fastest
+    assert fastest is not None, "the chosen plan is nearly as fast"
+    gain = f"{(fastest.samples_per_s / chosen.samples_per_s - 1.0) * 100:.1f} %"
+    risk = f"an {OOM_TRAIT} of {format_probability(fastest.assessment.odds_of_oom)}"
+    costs = [risk if name == OOM_TRAIT else name for name in avoided(fastest, chosen)]
+    return f"{gain} faster, with {' and '.join(costs)} (--within 0)"
 
 
 def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:
     """Return the other plans of an engine, each with the probability that the best is faster."""
     assert one.solved is not None, "the engine has a plan"
-    first, *others = one.solved.solutions
-    runs = first.assessment.runs
+    best = one.best
+    assert best is not None, "the engine has a plan"
+    runs = best.assessment.runs
     listed = []
-    for other in others:
-        share = first.samples_per_s / other.samples_per_s
+    for other in one.solved.solutions:
+        if family_of(other.choice) == family_of(best.choice):
+            continue
+        share = best.samples_per_s / other.samples_per_s
         odds = None if runs is None else probability_faster(share, 1.0, runs.plan_spread)
         peak = other.assessment.fullest.peak_bytes
         listed.append(Alternative(words_of(found.question, other), other.samples_per_s, odds, peak))

@@ -17,6 +17,7 @@ from autopar.price.assessment import Assessment, Target
 from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_probability, format_seconds
+from search.planning.uniform.choice import avoided
 from search.planning.uniform.summary import price_of, priced_of, words_of as line_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
@@ -60,6 +61,8 @@ def answer_page(found: Launches, *, curves: bool, frontier: Sequence[SearchResul
         for each in found.engines
         for other in (each.solved.solutions if each.solved is not None else ())
     ]
+    if one.chosen is not None and one.chosen not in one.solved.solutions:
+        candidates.insert(0, (priced_of(found, one), None))
     none = [each for each in found.engines if each.best is None]
     refused = "".join(f"<p>{each.engine.title}: no plan: {each.reason}</p>" for each in none)
     sections = _alternatives(candidates, solution.choice, refused)
@@ -165,7 +168,11 @@ def plan_page(
 def _state(best: EngineResult) -> str:
     solved = best.solved
     assert solved is not None, "it was searched"
-    number = f"fastest of {solved.effort.choices:,} plans that fits"
+    fit = f"{solved.effort.choices:,} plans that fits"
+    number = f"fastest of {fit}"
+    if best.chosen is not None and best.fastest is not None:
+        traits = " and ".join(avoided(best.fastest, best.chosen))
+        number = f"without {traits}, as fast as the fastest of {fit}"
     if solved.complete:
         return f"{number}, proven (gap 0 %)"
     gap = f"at most {solved.gap * 100:.1f} % slower than the best"
@@ -508,7 +515,13 @@ def _asked(question: UniformRequest, best: EngineResult, nodes: int, batch: int)
     world = nodes * question.gpus_per_node
     job = replace(question.job, world=world, global_batches=(batch,))
     return replace(
-        question, job=job, num_nodes=nodes, engines=(best.engine,), seconds=_SECONDS, top=0
+        question,
+        job=job,
+        num_nodes=nodes,
+        engines=(best.engine,),
+        seconds=_SECONDS,
+        top=0,
+        within=0.0,
     )
 
 

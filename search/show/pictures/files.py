@@ -62,7 +62,7 @@ class Pictures(NamedTuple):
         curves : True to add plans for other batches and clusters to the page, by more searches.
         frontier : best plans by memory budget.
         """
-        best, one = answer.fastest, answer.best
+        best, one = answer.chosen, answer.best
         if not self.any or best is None or one is None:
             return {}
         from search.show.pictures.answers import answer_page
