@@ -321,6 +321,19 @@ def _is_fsdp2(run: Run) -> bool:
     return keeper == "torchtitan" or (keeper == "accelerate" and run.split.zero > 0)
 
 
+def unsharded_bytes(run: Run) -> tuple[float, bool]:
+    """Return what FSDP2 keeps unsharded from the forward to the loss.
+
+    They are bytes per trained element of gathered weights and of gradients, and True if frozen
+    weights are gathered, too.
+    """
+    if not _is_fsdp2(run):
+        return 0.0, False
+    held = _holds(run) and _casts(run)
+    each = 1.0 if run.runtime.states.gathered_fp8 else float(run.element_bytes)
+    return _waiting(run) + held * each, held and layout_of_run(run).weights.sharded
+
+
 def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterator[MemoryItem]:
     """Yield the transient memory in a phase of engines other than FSDP2, from their layout."""
     switch = _switches(run)["states"]

@@ -166,6 +166,14 @@ class Constraints(Record):
         ]
         return tuple(names.get(name, name.replace("_", "-")) for name in given)
 
+    def includes(self, other: Constraints) -> bool:
+        """Return True if `other` only restricts precision and activation offload further."""
+        return (
+            {*other.precision} <= {*self.precision}
+            and self.offload in (None, other.offload)
+            and replace(other, precision=self.precision, offload=self.offload) == self
+        )
+
 
 _Value = TypeVar("_Value")
 

@@ -13,6 +13,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 
+from autopar.arrays import F64
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.price.oom_risk import kind_of
@@ -20,9 +21,9 @@ from autopar.records import replace
 from search.engines.candidate import NONE, Constraints
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
 from search.planning.uniform.best_first import UniformSearch, VariantResult
-from search.planning.uniform.bounds import layer_times, offload as on_host
+from search.planning.uniform.bounds import offload as on_host, partitions
 from search.planning.uniform.bounds.layer_times import arrangement_of
-from search.planning.uniform.memory import MemoryBudget
+from search.planning.uniform.memory import MemoryBudget, StageRows
 from tests.oracles.uniform import Priced, Question, question
 
 pytestmark = pytest.mark.whole
@@ -145,34 +146,26 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
     unit = found.unit(choice)
     arrangement = arrangement_of(unit, choice)
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
-    word_s, block_s = found.stages_s(unit, choice, arrangement)
+    word_s, block_s = expansion.stages_s(found, unit, choice)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
     spread, most = found.balanced_stage_bound_bytes(unit, choice)
-    sends, pipeline = found.transfer_s(unit, choice), (choice.schedule, choice.vpp)
-    rows = found.rows_s(unit, choice)
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
         assert expansion.hosted_spread_bytes(unit, spread[None], most[None])[0, at] <= peak
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
-        lower_s = expansion.sets_s(found, unit, choice, arrangement, at)[hosted]
+        parts = partitions.partitions_of(found, unit, [choice])
+        sizes = partitions.partition_bytes(found, unit, choice, parts)[:, :-2]
+        lower_s = expansion.sets_s(found, unit, choice, parts, at)[hosted]
         lower_bytes = expansion.sets_bytes(found, unit, choice, arrangement, at)[hosted]
         # some set that frees as much takes no longer, and none leaves less
-        assert expansion.offload_time_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
-            1 + 1e-9
-        )
-        assert expansion.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
-        freed = np.maximum(0.0, (spread - peak) / most)[:-2]
-        part = float(expansion.offload_model_time_s(found, unit, [rows], freed[None])[0, at])
-        assert found.balanced_stage_bound_s(choice, (pipeline,), part, sends) <= step_s
+        coarse_s = expansion.offload_time_s(found, unit, choice, parts, sizes, limits)[at, 0]
+        assert coarse_s <= lower_s * (1 + 1e-9)
+        assert expansion.least_hosted_bytes(unit, parts, sizes)[0, at] <= peak
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = layer_times.partial_recompute_s(
-            rows.again, max(0.0, float(spread[-2]) - peak) / most[-2]
-        )
-        assert found.balanced_stage_bound_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
         assert (np.diff(block_bytes) <= 0).all()
@@ -180,12 +173,33 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         at = found.words.index(choice.recompute)
         lower_s, lower_bytes = word_s[at], word_bytes[at]
         assert spread[at] <= peak
-        assert (
-            found.balanced_stage_bound_s(choice, (pipeline,), float(rows.whole_s[at]), sends)
-            <= step_s
-        )
     assert lower_s <= step_s
     assert lower_bytes <= peak
+    check_room(one, uniform)
+
+
+def check_room(one: Priced, uniform: UniformSearch) -> None:
+    """In the memory that a launch needs, bounds of its stages and chunks are below its price."""
+    choice, risk = one.choice, uniform.target.oom_risk
+    unit, step_s = uniform.prices.unit(choice), one.seconds * choice.global_batch
+    capacity = MemoryBudget(0.0, risk).capacity_for(one.run, max(one.peaks))
+    openings = every_expansion(uniform).within(MemoryBudget(capacity, risk))
+    degree = replace(
+        choice, pp=1, vpp=1, zero=1, dp_replicate=1, recompute=NONE, offload=NONE, chunks=()
+    )
+    stages, seconds = openings.stages_s(unit, replace(degree, schedule="1f1b"))
+    pipeline_s = float(seconds[stages.index(choice.pp)])
+    staged = replace(degree, schedule="1f1b", pp=choice.pp)
+    assert pipeline_s <= openings.reduced_s(unit, staged, pipeline_s) <= step_s
+    pipelines = {(one.schedule, one.vpp): s for one, s in openings.pipelines_s(unit, staged)}
+    if replace(staged, schedule=choice.schedule, vpp=choice.vpp) in openings.pipelines(staged):
+        assert pipelines[choice.schedule, choice.vpp] <= step_s
+
+
+@lru_cache(maxsize=4)
+def every_expansion(uniform: UniformSearch) -> expansion.CandidateExpander:
+    """Return the expansion of candidates without constraints."""
+    return expansion.CandidateExpander(uniform.prices, Constraints(), MemoryBudget(0.0, 0.5))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -333,6 +347,16 @@ def scaled(function: Callable[..., object], factor: float) -> Callable[..., obje
     return changed
 
 
+def with_live(
+    function: Callable[..., StageRows], live: Callable[[StageRows], F64]
+) -> Callable[..., StageRows]:
+    def changed(*args: object, **options: object) -> StageRows:
+        rows = function(*args, **options)
+        return rows._replace(live=live(rows))
+
+    return changed
+
+
 MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object]]] = {
     "bounds of degrees are 5 % too high": (
         space.UniformSearchSpace, "_bound_s", lambda old: scaled(old, 1.05)
@@ -340,10 +364,16 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "bytes of degrees are too high": (
         space.UniformSearchSpace, "_bound_bytes", lambda old: scaled(old, 3.0)
     ),
-    "bounds of stages are too high": (cost_model.UniformCostModel, "balanced_stage_bound_s",
+    "bounds of stages are too high": (expansion, "spread_pipeline_s",
         lambda old: scaled(old, 1.05)),
-    "bounds of layouts are too high": (cost_model.UniformCostModel, "stages_s",
-        lambda old: scaled(old, 1.05)),
+    "bounds of layouts are too high": (expansion, "stages_s", lambda old: scaled(old, 1.05)),
+    "bounds of chunks are too high": (expansion, "words_s", lambda old: scaled(old, 1.05)),
+    "bytes of chunks are too high": (
+        expansion, "partition_bytes", lambda old: scaled(old, 1.05)
+    ),
+    "more layers in blocks than there is room for": (
+        expansion, "partly_recomputed_s", lambda old: scaled(old, 1.05)
+    ),
     "bytes of layouts are 5 % too high": (
         cost_model.UniformCostModel, "least_bytes", lambda old: scaled(old, 1.05)
     ),
@@ -352,17 +382,15 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "transfers count twice": (cost_model.UniformCostModel, "transfer_s", lambda old: scaled(old,
         2.0)),
-    "optimizers count three times": (cost_model.UniformCostModel, "_update_s",
+    "optimizers count three times": (cost_model.UniformCostModel, "update_s",
         lambda old: scaled(old, 3.0)),
     "one sharding's states are used for all": (
-        memory.MemoryBounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
-            self, 0, 1, 1, staged=staged
+        memory.MemoryBounds, "state_bytes", lambda old: lambda self, zero, *ranks, **more: old(
+            self, 0, 1, 1, **more
         ),
     ),
     "one more micro-batch is live": (
-        cost_model, "live_forwards", lambda old: lambda stage, **sizes: old(
-            stage, **{**sizes, "ahead": sizes["ahead"] + 1}
-        ),
+        cost_model, "stage_rows", lambda old: with_live(old, lambda rows: rows.live + rows.layers)
     ),
     "part of the room is left": (memory.MemoryBudget, "bytes_for", lambda old: scaled(old, 0.85)),
     "less is there in any kind of launch": (
@@ -389,7 +417,9 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         cost_model, "forward_seconds", lambda old: scaled(old, 8.0)
     ),
     "as much is live on all stages as on the first": (
-        cost_model, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
+        cost_model, "stage_rows", lambda old: with_live(
+            old, lambda rows: rows.layers * (rows.live[0].sum() / rows.layers[0].sum())
+        )
     ),
     "micro-batches are powers of two": (
         space.UniformSearchSpace, "_admit", lambda old: lambda self, sizes, kinds: old(self, (),
@@ -502,6 +532,14 @@ def test_a_second_question_is_answered_alike() -> None:
         kept_uniform.solve(one.fixed)
         kept_uniform.solve(Constraints(recompute=("full",)))
         check(one, kept_uniform)
+        narrow = replace(one.fixed, offload=(NONE,))
+        memory_bytes = one.memory_bytes
+        again, alone = (
+            uniform.solve(narrow, memory_bytes=memory_bytes)
+            for uniform in (kept_uniform, fresh(one))
+        )
+        assert again.least_s == alone.least_s
+        assert [x.choice for x in again.solutions] == [x.choice for x in alone.solutions]
 
 
 BUDGETS = ((0.5, 0.01), (0.8, 0.001), (1.0, 0.01), (1.5, 0.01), (0.9, 0.01), (1.1, 0.2))

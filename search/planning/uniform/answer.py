@@ -306,8 +306,7 @@ def answer(
         top = 1 if first else 1 + question.top
         # beside a plan of another engine, the smallest plan of an engine is a detail
         limits = SearchLimits(share, grace_s, 0.0 if first else LEAST_S)
-        answers = [_solved(question, variant, spaces, top, limits) for variant in own]
-        one = _of_variants(answers)
+        one = _fastest_variant(question, own, spaces, top, limits)
         if one.best is not None and not first:
             first = one.best.samples_per_s
         found.append(one)
@@ -362,7 +361,7 @@ def searched_in(
     share = None if question.seconds is None else question.seconds / len(own)
     limits = SearchLimits(share, GRACE_S, 0.0)
     asked = replace(question, card=replace(question.card, memory_bytes=memory_bytes))
-    return _of_variants([_solved(asked, one, spaces, 1, limits) for one in own])
+    return _fastest_variant(asked, own, spaces, 1, limits)
 
 
 def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
@@ -378,11 +377,35 @@ def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpac
 
 
 class SearchLimits(NamedTuple):
-    """CPU seconds of the search of one engine; as in `UniformSearch.solve`."""
+    """Limits of the search of one engine; as in `UniformSearch.solve`."""
 
     seconds: float | None
     grace_s: float
-    smallest_s: float
+    smallest_s: float | None
+    within_s: float = math.inf
+
+
+def _fastest_variant(
+    question: UniformRequest,
+    variants: Sequence[EngineSpace],
+    spaces: dict[EngineSpace, UniformSearch],
+    top: int,
+    limits: SearchLimits,
+) -> EngineResult:
+    """Return the result of the fastest variant of an engine.
+
+    If one plan is wanted, a variant is not searched above the step time of the variants before it.
+
+    spaces, top, limits : as in `_solved`
+    """
+    found: dict[EngineSpace, EngineResult] = {}
+    # compiled layers are usually faster
+    for variant in sorted(variants, key=lambda one: not one.compiled):
+        plans = [one.best.sample_s for one in found.values() if one.best is not None]
+        if plans and top == 1:
+            limits = limits._replace(smallest_s=None, within_s=min(plans))
+        found[variant] = _solved(question, variant, spaces, top, limits)
+    return _of_variants([found[variant] for variant in variants])
 
 
 def _solved(
@@ -416,8 +439,11 @@ def _solved(
             grace_s=limits.grace_s,
             memory_bytes=question.card.memory_bytes,
             smallest_s=limits.smallest_s,
+            within_s=limits.within_s,
         )
-        if not solved.solutions and not solved.complete:
+        if not solved.solutions and limits.within_s < math.inf:
+            reason = "its plans are slower than those of another variant"
+        elif not solved.solutions and not solved.complete:
             reason = "time limit reached before a feasible plan was found. Increase --time-limit"
         elif not solved.solutions and solved.smallest is None:
             solved, reason = None, _no_layout(question)

@@ -27,9 +27,10 @@ from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
+from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.least_memory import least_memory_plan
 from search.planning.uniform.memory import MemoryBudget
+from search.planning.uniform.policies import DEVICE, ActivationPolicies
 from search.planning.uniform.space import UniformSearchSpace
 
 
@@ -124,8 +125,10 @@ LEAST_S = 1.5
 """CPU seconds to improve the smallest plan, without a user's time limit."""
 GRACE_S = 5.0
 """CPU seconds after the time limit to find any plan that fits, if none was found before."""
-_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
+_DEGREES, _PIPELINE, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(8, -1, -1)
 """Levels of queue entries; among equal bounds the lowest level comes first.
+
+Both `_PIPELINE` and `_STAGES` are numbers of stages, with bounds without and with reductions.
 
 `_EXACT` and `_HOSTED` entries have an exact step time, without and with activation offload."""
 _MOST_ENTRIES = 4000
@@ -168,8 +171,6 @@ class _QueueEntry(NamedTuple):
     """Activation policies at the levels of layouts and offload sets, else None."""
     at: int = 0
     """Index of the current policy in `options`."""
-    whole_s: float = 0.0
-    """Lower bound of whole-model micro-batch seconds; set at the level of stages."""
 
 
 class UniformSearch:
@@ -279,6 +280,8 @@ class _Search:
         known = uniform.openings.setdefault(fixed, CandidateExpander(self.prices, fixed, self.room))
         self.openings = known.within(self.room)
         self.known = uniform.known.setdefault(fixed, {})
+        self.wider = [known for wider, known in uniform.known.items() if wider.includes(fixed)]
+        """Bounds of earlier searches with all candidates of this search, its own included."""
         self.degrees = self.space.degrees(fixed)
 
     # ----------------------------------------------------------------------------------------------
@@ -388,6 +391,7 @@ class _Search:
         """Methods by level; their results depend only on the entry and the memory budget."""
         return {
             _DEGREES: self.open_degrees,
+            _PIPELINE: self.reduce,
             _STAGES: self.open_stages,
             _CHUNKS: self.open_chunks,
         }
@@ -398,7 +402,7 @@ class _Search:
         A bound found with a larger memory budget is valid for a smaller one, which excludes more.
         """
         within, least = self.bound(entry.level, entry.choice)
-        if within and least > entry.seconds:
+        if least > entry.seconds:
             if least < math.inf:
                 self.pushed += 1
                 heapq.heappush(self.queue, entry._replace(seconds=least, number=self.pushed))
@@ -409,9 +413,17 @@ class _Search:
             self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
 
     def bound(self, level: int, choice: Candidate) -> tuple[bool, float]:
-        """Return (reusable, lower bound in s) from an earlier search with at least this budget."""
-        room, least = self.known.get((level, choice), (None, 0.0))
-        return room is not None and self.room.fits_in(room), least
+        """Return (known, lower bound in s) from earlier searches with at least this budget.
+
+        The bound is known if an earlier search had the same constraints.
+        """
+        key = level, choice
+        of_room = [
+            (known is self.known, known[key][1])
+            for known in self.wider
+            if key in known and self.room.fits_in(known[key][0])
+        ]
+        return any(own for own, _ in of_room), max((least for _, least in of_room), default=0.0)
 
     def open_degrees(self, entry: _QueueEntry) -> None:
         """Push the numbers of stages of some degrees that may fit."""
@@ -421,20 +433,23 @@ class _Search:
                 unit = self.prices.unit(degrees)
             except InputError:
                 continue
-            for pp, seconds, whole in zip(*self.openings.stages_s(unit, degrees), strict=True):
-                if whole < np.inf:
+            for pp, seconds in zip(*self.openings.stages_s(unit, degrees), strict=True):
+                if seconds < np.inf:
                     choice = replace(degrees, pp=pp)
-                    least = float(seconds) / choice.global_batch
-                    self.push(least, _STAGES, choice, unit=unit, whole_s=float(whole))
+                    self.push(float(seconds) / choice.global_batch, _PIPELINE, choice, unit=unit)
+
+    def reduce(self, entry: _QueueEntry) -> None:
+        """Push a number of stages with gradient reduction and optimizer in its bound."""
+        unit, choice = entry.unit, entry.choice
+        assert unit is not None, "stages have a unit"
+        seconds = self.openings.reduced_s(unit, choice, entry.seconds * choice.global_batch)
+        self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
     def open_stages(self, entry: _QueueEntry) -> None:
-        """Push the allowed schedules and numbers of chunks."""
+        """Push the allowed schedules and numbers of chunks that may fit."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        for choice in self.openings.pipelines(entry.choice):
-            sends = self.prices.transfer_s(unit, choice)
-            pipeline = (choice.schedule, choice.vpp)
-            seconds = self.prices.balanced_stage_bound_s(choice, (pipeline,), entry.whole_s, sends)
+        for choice, seconds in self.openings.pipelines_s(unit, entry.choice):
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _QueueEntry) -> None:
@@ -528,7 +543,7 @@ class _Search:
         key = replace(choice, offload=NONE)
         first = key not in self.hosted
         within, least = self.bound(_SETS, key)
-        if first and within and least > seconds:
+        if first and least > seconds:
             if least < math.inf:
                 self.push(least, _SETS, key, unit=unit)
             return

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.errors import InputError
-from autopar.pipeline.schedules import SCHEDULES, Schedule
+from autopar.pipeline.schedules import Schedule
 from autopar.price.account import Account, account_of
 from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
@@ -73,9 +73,7 @@ from search.planning.uniform.bounds.layer_times import (
     SublayerTimes,
     attention_of,
     degrees_of,
-    layer_total_s,
     rows_of,
-    stage_layer_counts,
 )
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
@@ -84,8 +82,9 @@ from search.planning.uniform.memory import (
     OffloadBounds,
     RecomputedModules,
     StageBytes,
+    StageRows,
     StateBytes,
-    live_forwards,
+    stage_rows,
 )
 
 Pipeline = tuple[Schedule, int]
@@ -127,7 +126,6 @@ class UniformCostModel:
         self._kinds: dict[object, Run] = {}
         self._trains: dict[object, bool] = {}
         self._runs: dict[object, bool] = {}
-        self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
         self._timings: dict[Candidate, Timing | None] = {}
         self._accounts: dict[tuple[Candidate, int], Account] = {}
@@ -343,12 +341,14 @@ class UniformCostModel:
         if found is None:
             world = plain.tp * plain.cp * (plain.global_batch // plain.micro_batch)
 
-            def variant(zero: int) -> Run:
-                return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
+            def variant(zero: int, several: bool) -> Run:
+                batch = (1 + several) * own.global_batch
+                one = replace(own, zero=zero, global_batch=batch)
+                return self.engine.launch(replace(self.job, world=world), one)
 
             known = self._layers.setdefault(attention_of(own), {})
             modules, hosted = self.modules, self.hosted
-            found = MemoryBounds(variant(self._zero), modules, hosted, kinds, variant, known)
+            found = MemoryBounds(variant(self._zero, False), modules, hosted, kinds, variant, known)
             self._bounds[key] = found
         return found
 
@@ -442,87 +442,6 @@ class UniformCostModel:
             found.append(self._traffic[key])
         return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
-    def min_pipeline_slots(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
-        """Return a lower bound of step time over the micro-batch time of an average stage.
-
-        The bubble is shortest with the most chunks, and it may be 0 if weight gradients are
-        deferred.
-
-        pipelines : schedules and numbers of chunks that are possible for the candidate.
-        """
-        bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
-        number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
-        return self.stragglers * number * _ROUNDING
-
-    def balanced_stage_bound_s(
-        self, choice: Candidate, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
-    ) -> float:
-        """Return a lower bound of step seconds that assumes stages of equal time.
-
-        whole_s : micro-batch seconds of the whole model.
-        sends_s : seconds of sends per micro-batch and stage.
-        """
-        return self.min_pipeline_slots(choice, pipelines) * (whole_s / choice.pp + sends_s)
-
-    def stages_s(
-        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
-    ) -> tuple[F64, F64]:
-        """Return lower bounds of step seconds, by recomputation policy and by N of `block N`.
-
-        The bound with M micro-batches is the sum of M times the slowest stage, one chunk of each
-        other stage, the exposed gradient reduction and the optimizer. GPipe schedules are not
-        faster. With deferred weight gradients, the pipeline takes at least the work of any one
-        stage after the forwards of one chunk on all earlier stages.
-        """
-        key = (unit, choice)
-        if key not in self._layouts_s:
-            self._layouts_s[key] = self._stages_s(unit, choice, arrangement)
-        return self._layouts_s[key]
-
-    def _stages_s(
-        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
-    ) -> tuple[F64, F64]:
-        plain, full = slice(-2, -1), slice(-1, None)
-        layers = stage_layer_counts(unit, arrangement)
-        both = (self.rows_s(unit, choice).device_s, unit.host_s)
-        by_word = [rows[:-2] @ layers.T for rows in both]
-        by_block = [
-            (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
-            for rows in both
-        ]
-        return (
-            self.pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
-            self.pipeline_s(unit, choice, arrangement, by_block[0], by_block[1]),
-        )
-
-    def pipeline_s(
-        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, device: F64, host: F64
-    ) -> F64:
-        """Return lower bounds of step seconds from the layer seconds of each stage, shape [rows].
-
-        device, host : device and host seconds of a stage's layers per micro-batch, shape
-        [rows, stages]; `device` is modified in place.
-        """
-        first, last = arrangement.ends
-        number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
-        chunks = choice.vpp if choice.pp > 1 else 1
-        splits = SCHEDULES[choice.schedule].splits
-        forward = arrangement.layers @ unit.forward_s / chunks
-        begin = np.cumsum(forward) - forward
-        sharded = self.rows_s(unit, choice)
-        device[:, first] += sharded.first_s
-        device[:, last] += sharded.last_s
-        times = layer_total_s(device, host) + send
-        if splits:
-            pipeline = (number * times + begin).max(axis=1)
-        else:
-            longest = times.max(axis=1)
-            others = times @ arrangement.times - longest
-            pipeline = number * longest + others / chunks
-        pipeline = pipeline + self._visible_s(unit, choice, pipeline)
-        found: F64 = (self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING
-        return found
-
     def micro_batches(self, choice: Candidate) -> int:
         """Return the number of micro-batches per step and data-parallel rank."""
         dp = self.job.world // (choice.tp * choice.cp * choice.pp)
@@ -540,26 +459,20 @@ class UniformCostModel:
             found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
         return found
 
-    def _visible_s(self, unit: DegreeTimes, choice: Candidate, pipeline_s: F64) -> F64 | float:
+    def visible_s(self, reduction_s: F64 | float, pipeline_s: F64, micro_batches: int | I64) -> F64:
         """Return the exposed gradient reduction, seconds.
 
         Adding it to a lower bound of pipeline time gives a lower bound of the sum: the part hidden
         in the last backward grows with the pipeline time, but more slowly.
 
-        pipeline_s : lower bounds of pipeline seconds.
+        reduction_s : results of `reduction_s`
+        pipeline_s : lower bounds of pipeline seconds
         """
-        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
-        key = (*degrees, choice.zero, choice.precision)
-        found = self._reductions.get(key)
-        if found is None:
-            found = self._reductions[key] = self._reduction_s(unit, choice)
-        if not found:
-            return 0.0
         hiding = self.target.machine.stack.figures.overlap["gradients"]
-        window = hiding * pipeline_s / self.micro_batches(choice)
-        return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
+        seen = np.maximum(0.0, reduction_s - hiding * pipeline_s / micro_batches)
+        return np.asarray(seen + HIDDEN_REDUCTION * reduction_s)
 
-    def _reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
+    def reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return a lower bound of the gradient reduction and weight gathering time, seconds.
 
         It is that of an average stage at peak bandwidth: then time is linear in the weights, and
@@ -568,6 +481,13 @@ class UniformCostModel:
         """
         if choice.zero == 3 or unit.job.frozen:
             return 0.0
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.precision)
+        if key not in self._reductions:
+            self._reductions[key] = self._reduction_s(unit, choice)
+        return self._reductions[key]
+
+    def _reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
         job = self._step_job(unit.bounds.variant(choice.zero))
@@ -591,7 +511,7 @@ class UniformCostModel:
             least = min(least, sum(reduction_s(self.target.machine, own, held)[:2]) / _LARGE)
         return least
 
-    def _update_s(self, unit: DegreeTimes, choice: Candidate) -> float:
+    def update_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return the optimizer seconds of an average stage, a lower bound for the largest stage.
 
         0 if only adapters are trained, as these are small.
@@ -651,24 +571,24 @@ class UniformCostModel:
     def _bytes_of_stages(
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> list[StageBytes]:
-        states = self.states_of(unit, choice)
-        found: list[StageBytes] = []
-        for place, stage in enumerate(arrangement.at):
-            live = live_forwards(
-                stage,
-                schedule=choice.schedule,
-                stages=choice.pp,
-                chunks=choice.vpp,
-                micro_batches=self.micro_batches(choice),
-            )
-            found.append(
-                unit.bounds.of_stage(place, arrangement, live, zero=choice.zero, states=states)
-            )
-        return found
+        rows, states = self.stage_rows(choice, arrangement), self.states_of(unit, choice)
+        return unit.bounds.of_stages(rows, zero=choice.zero, states=states)
+
+    def stage_rows(self, choice: Candidate, arrangement: Arrangement) -> StageRows:
+        """Return the distinct stages of a layer partition with their live micro-batches."""
+        return stage_rows(
+            arrangement,
+            schedule=choice.schedule,
+            stages=choice.pp,
+            chunks=choice.vpp,
+            micro_batches=self.micro_batches(choice),
+        )
 
     def states_of(self, unit: DegreeTimes, choice: Candidate) -> StateBytes:
         """Return the state bytes of a candidate per trained parameter, and its frozen part."""
-        return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
+        staged, several = choice.pp > 1, self.micro_batches(choice) > 1
+        ranks = self._shards(choice)
+        return unit.bounds.state_bytes(choice.zero, *ranks, staged=staged, several=several)
 
     def _shards(self, choice: Candidate) -> tuple[int, int]:
         """Return the numbers of ranks that shard the states of dense layers, and of experts."""

@@ -35,15 +35,32 @@ from search.planning.uniform.bounds.offload import (
     sets_bytes,
     sets_s,
 )
+from search.planning.uniform.bounds.partitions import (
+    Partitions,
+    StageCandidate,
+    partition_bytes,
+    partitions_of,
+    partly_recomputed_s,
+    peaks_of,
+    reduced_s,
+    spread_pipeline_s,
+    stages_s,
+    words_s,
+)
 from search.planning.uniform.cost_model import Pipeline, UniformCostModel
-from search.planning.uniform.layout import layouts
+from search.planning.uniform.layout import Layout, layouts
 from search.planning.uniform.memory import MemoryBudget
+from search.planning.uniform.policies import (
+    DEVICE,
+    OPEN,
+    ActivationPolicies,
+    ActivationPolicy,
+    PolicyBytes,
+)
 from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Rounding factors of memory limits and of bounds, for sums in another order."""
-DEVICE, _OPEN = -1, -2
-"""Values in `ActivationPolicies.sets`: no activation offload; any offload set, not yet expanded."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
 """Schedule -> schedule that, where legal, is never slower and needs less memory."""
 
@@ -52,82 +69,6 @@ def _chunks_of(schedule: Schedule, most: int) -> range:
     """Return the possible numbers of chunks per stage of a schedule; most : layers per stage."""
     facts = SCHEDULES[schedule]
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
-
-
-class ActivationPolicy(NamedTuple):
-    """Activation policy of a layout: recomputation and offload."""
-
-    recompute: str
-    """Recomputation policy: modules joined by +, `full`, `block N` or none."""
-    offload: str | None = NONE
-    """Offloaded modules joined by +; None: any set, not yet expanded."""
-
-
-class ActivationPolicies(NamedTuple):
-    """Activation policies of a layout, sorted by `values`."""
-
-    values: F64
-    """Lower bounds of step seconds per sequence, or of the peak stage's bytes."""
-    places: I64
-    """Indices into `UniformCostModel.words`; len(words) + N means `block N`."""
-    sets: I64
-    """Indices into `OffloadBounds.words`, or `DEVICE` or `_OPEN`."""
-
-    @property
-    def last_without_offload(self) -> int:
-        """Index of the last policy without offload, the most likely to fit if sorted by time.
-
-        If all policies use offload, the index of the last one.
-        """
-        plain = np.flatnonzero(self.sets == DEVICE)
-        return int(plain[-1]) if len(plain) else len(self.sets) - 1
-
-    def only(self, some: I64) -> ActivationPolicies:
-        """Return the policies at these indices."""
-        return ActivationPolicies(self.values[some], self.places[some], self.sets[some])
-
-    def dominated(self, at: int, which: Bool, least: float) -> ActivationPolicies:
-        """Return the policies after index `at`, with raised bounds and sorted again.
-
-        which : mask of policies that are known to be no faster than `least`.
-        """
-        values = np.where(
-            which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
-        )
-        order = np.argsort(values, kind="stable")
-        rest = self.only(at + 1 + order)
-        return rest._replace(values=values[order])
-
-
-class _Sizes:
-    """Lower bounds of a layout's bytes, by policy and by N of `block N`, and the allowed N."""
-
-    def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
-        self.words, self.blocks, self.numbers = words, blocks, numbers
-        self.hosted: F64 | None = None
-        """Bytes by policy, for any activation offload; None until requested."""
-        self.seconds: tuple[F64, F64] | None = None
-        """Lower bounds of step seconds per sequence, by policy and by N; None until requested."""
-
-
-class StageCandidate(NamedTuple):
-    """Numbers of stages and shardings of model states, for one set of degrees."""
-
-    stages: tuple[int, ...]
-    rounds: F64
-    """Results of `UniformCostModel.min_pipeline_slots` by number of stages."""
-    sends_s: F64
-    """Lower bounds of `UniformCostModel.transfer_s` by number of stages."""
-    shardings: tuple[tuple[int, int, int], ...]
-    """(stages, ZeRO stage, HSDP replicas) of every combination."""
-    zeros: tuple[int, ...]
-    """ZeRO stage of every combination."""
-    at: I64
-    """Index into `stages`, shape [shardings]."""
-    pp: I64
-    """Number of stages, shape [shardings]."""
-    states: F64
-    """Results of `UniformCostModel.states_of`, shape [shardings, 4]."""
 
 
 class StageCandidates(NamedTuple):
@@ -142,10 +83,11 @@ class StageCandidates(NamedTuple):
     rows: tuple[MicroBatchTimes, ...]
     """Micro-batch times of each sharding."""
     whole_s: F64
+    layer_s: F64
     again: F64
-    """`MicroBatchTimes.whole_s` and `MicroBatchTimes.again` of each sharding.
+    """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each sharding.
 
-    Shapes [shardings, policies + 2] and [shardings, 4]."""
+    Shapes [shardings, policies + 2], twice, and [shardings, 4]."""
 
 
 class CandidateExpander:
@@ -176,8 +118,9 @@ class CandidateExpander:
         self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, StageCandidates] = {}
         self._stagings: dict[object, StageCandidate] = {}
-        self._sizes: dict[object, _Sizes] = {}
+        self._sizes: dict[object, PolicyBytes] = {}
         self._layouts: dict[object, tuple[Candidate, ...]] = {}
+        self._known_partitions: dict[object, tuple[Layout, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -328,21 +271,29 @@ class CandidateExpander:
             self._layouts[key] = tuple(self._laid_out(unit, choice))
         return self._layouts[key]
 
+    def _partitions(self, unit: DegreeTimes, choice: Candidate) -> tuple[Layout, ...]:
+        """Return the layer partitions to try for a candidate's stages and chunks."""
+        key = (unit, choice.pp, choice.vpp, choice.schedule)
+        if key not in self._known_partitions:
+            self._known_partitions[key] = tuple(
+                layouts(
+                    unit.layer_s,
+                    unit.first_s,
+                    unit.end_s,
+                    choice.pp,
+                    choice.vpp,
+                    mtp=self.job.model.mtp,
+                    any_layout=self.engine.any_layout,
+                    schedule=choice.schedule,
+                )
+            )
+        return self._known_partitions[key]
+
     def _laid_out(self, unit: DegreeTimes, choice: Candidate) -> Iterator[Candidate]:
-        found = layouts(
-            unit.layer_s,
-            unit.first_s,
-            unit.end_s,
-            choice.pp,
-            choice.vpp,
-            mtp=self.job.model.mtp,
-            any_layout=self.engine.any_layout,
-            schedule=choice.schedule,
-        )
         # no rule reads the layout
         every = [self.sharded(choice, zero) for zero in self.zeros(choice)]
         legal = [one for one in every if self.prices.runs(one)]
-        for layout in found:
+        for layout in self._partitions(unit, choice):
             for one in legal:
                 yield replace(one, chunks=layout)
 
@@ -501,6 +452,7 @@ class CandidateExpander:
             hosted=hosted_spread_bytes(unit, sizes, most) if self.hosted.any() else sizes[:, :-2],
             rows=tuple(rows),
             whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
+            layer_s=np.array([one.layer_s for one in rows]).reshape(sizes.shape),
             again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
@@ -513,39 +465,47 @@ class CandidateExpander:
             for zero in self.zeros(one)
         ]
         prices = self.prices
+        at = np.array([at for at, _ in shardings], dtype=np.int64)
+        pp = np.array([one.pp for _, one in shardings], dtype=np.int64)
+        bubbles = [
+            min(0.0 if SCHEDULES[name].splits else 1.0 / vpp for name, vpp in pipelines)
+            for _, pipelines in staged
+        ]
+        sends = [
+            min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
+            for one, pipelines in staged
+        ]
         return StageCandidate(
             stages=tuple(one.pp for one, _ in staged),
-            rounds=np.array(
-                [prices.min_pipeline_slots(one, pipelines) for one, pipelines in staged]
-            ),
-            sends_s=np.array(
-                [
-                    min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
-                    for one, pipelines in staged
-                ]
-            ),
             shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
             zeros=tuple(one.zero for _, one in shardings),
-            at=np.array([at for at, _ in shardings], dtype=np.int64),
-            pp=np.array([one.pp for _, one in shardings], dtype=np.int64),
+            at=at,
+            pp=pp,
+            micro_batches=np.array([prices.micro_batches(one) for _, one in shardings]),
+            layers=-(-self.job.model.num_layers // pp),
+            bubbles=np.array(bubbles)[at],
+            sends_s=np.array(sends)[at],
             states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 4),
         )
 
-    def least_whole_s(self, unit: DegreeTimes, degree: Candidate, table: StageCandidates) -> F64:
-        """Return lower bounds of whole-model micro-batch seconds for activation policies that fit.
+    def least_whole_s(
+        self, unit: DegreeTimes, degree: Candidate, table: StageCandidates
+    ) -> tuple[F64, F64]:
+        """Return lower bounds of seconds per micro-batch for activation policies that fit.
 
-        One value per number of stages; infinite if no policy fits.
+        They are those of the whole model and of its longest stage, one per sharding; infinite if no
+        policy fits.
         """
-        least = np.full(len(table.staging.stages), np.inf)
-        if not table.staging.shardings:
-            return least
         limits, room = self._rooms_of(degree, table.staging)
         fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
+        layer = np.where(fits, table.layer_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
             partly = partial_recompute_s(table.again, lacking / table.freed[:, -2])
-            found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
+            free = table.bytes[:, -1] <= room
+            found = np.where(free, np.minimum(found, partly), found)
+            layer = np.where(free, table.layer_s[:, -2], layer)
         if self.hosted.any():
             # if the fastest recomputation fits, offload is not faster
             most = self.hosted_limit(limits)
@@ -559,15 +519,67 @@ class CandidateExpander:
                     may[some], offload_model_time_s(self.prices, unit, rows, freed), np.inf
                 )
                 found[some] = np.minimum(found[some], hosted.min(axis=1))
-        np.minimum.at(least, table.staging.at, found)
-        return least
+                layer_s = np.where(may, table.layer_s[:, :-2], np.inf)
+                layer = np.minimum(layer, layer_s.min(axis=1))
+        return found, np.maximum(found / table.staging.pp, table.staging.layers * layer)
 
-    def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64, F64]:
-        """Return numbers of stages, lower bounds of step seconds, and `least_whole_s` of each."""
+    def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64]:
+        """Return numbers of stages, and lower bounds of pipeline seconds; infinite if none fits."""
         table = self.table(unit, degree)
-        whole, staging = self.least_whole_s(unit, degree, table), table.staging
-        average = whole / np.array(staging.stages, dtype=np.float64)
-        return staging.stages, staging.rounds * (average + staging.sends_s), whole
+        staging = table.staging
+        least = np.full(len(staging.stages), np.inf)
+        if staging.shardings:
+            whole, longest = self.least_whole_s(unit, degree, table)
+            fits = whole < np.inf
+            found = spread_pipeline_s(
+                self.prices, staging, np.where(fits, whole, 0.0), np.where(fits, longest, 0.0)
+            )
+            np.minimum.at(least, staging.at, np.where(fits, found, np.inf))
+        return staging.stages, least
+
+    def reduced_s(self, unit: DegreeTimes, choice: Candidate, seconds: float) -> float:
+        """Return a lower bound of step seconds from that of pipeline seconds."""
+        shardings = [self.sharded(choice, zero) for zero in self.zeros(choice)]
+        return min(float(reduced_s(self.prices, unit, one, seconds)) for one in shardings)
+
+    def pipelines_s(
+        self, unit: DegreeTimes, choice: Candidate
+    ) -> Iterator[tuple[Candidate, float]]:
+        """Yield the pipelines with a layout that may fit, and lower bounds of step seconds."""
+        laid = [(one, self._partitions(unit, one)) for one in self.pipelines(choice)]
+        laid = [(one, some) for one, some in laid if some]
+        if not laid:
+            return
+        parts = partitions_of(
+            self.prices,
+            unit,
+            [replace(one, chunks=layout) for one, some in laid for layout in some],
+        )
+        every = [self._least_s(unit, self.sharded(choice, z), parts) for z in self.zeros(choice)]
+        first = np.cumsum([0, *(len(some) for _, some in laid[:-1])])
+        least = np.minimum.reduceat(np.min(every, axis=0, initial=np.inf), first)
+        for (one, _), seconds in zip(laid, least.tolist(), strict=True):
+            if seconds < np.inf:
+                yield one, seconds
+
+    def _least_s(self, unit: DegreeTimes, choice: Candidate, parts: Partitions) -> F64:
+        """Return lower bounds of step seconds for activation policies that fit, by partition."""
+        limits, again = self.limits(choice)
+        sizes = partition_bytes(self.prices, unit, choice, parts)
+        peaks = peaks_of(parts, sizes)
+        fits = self.words & self.device & (peaks[:, :-2] <= limits)
+        seconds = np.where(fits, words_s(self.prices, unit, choice, parts).T, np.inf)
+        found: F64 = seconds.min(axis=1, initial=np.inf)
+        if self.blocks_are_free:
+            partly = partly_recomputed_s(self.prices, unit, choice, parts, sizes[:, -2] - again)
+            found = np.where(peaks[:, -1] <= again, np.minimum(found, partly), found)
+        if self.hosted.any():
+            most = self.hosted_limit(limits)
+            may = self.hosted & ~fits & (least_hosted_bytes(unit, parts, sizes[:, :-2]) <= most)
+            if may.any():
+                hosted = offload_time_s(self.prices, unit, choice, parts, sizes[:, :-2], most)
+                found = np.minimum(found, np.where(may, hosted.T, np.inf).min(axis=1))
+        return found
 
     def fits(self, unit: DegreeTimes, choice: Candidate) -> bool:
         """Return True if a layout with its recomputation may fit without activation offload."""
@@ -579,7 +591,7 @@ class CandidateExpander:
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
-    def sizes(self, unit: DegreeTimes, choice: Candidate) -> _Sizes:
+    def sizes(self, unit: DegreeTimes, choice: Candidate) -> PolicyBytes:
         """Return lower bounds of the peak stage's memory, bytes, one per recomputation policy."""
         key = (unit, choice)
         found = self._sizes.get(key)
@@ -587,14 +599,14 @@ class CandidateExpander:
             arrangement = arrangement_of(unit, choice)
             words, blocks = self.prices.least_bytes(unit, choice, arrangement)
             numbers = np.array(self.blocks(arrangement.longest), dtype=np.int64)
-            found = self._sizes[key] = _Sizes(words, blocks, numbers)
+            found = self._sizes[key] = PolicyBytes(words, blocks, numbers)
         return found
 
     def fastest(self, unit: DegreeTimes, choice: Candidate) -> ActivationPolicies:
         """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
         Recomputation policies that fit are listed without offload, which would only add time. The
-        others are listed once, with the offload set `_OPEN`, if some set may fit.
+        others are listed once, with the offload set `OPEN`, if some set may fit.
         """
         sizes = self.sizes(unit, choice)
         limits, again = self.limits(choice)
@@ -609,14 +621,12 @@ class CandidateExpander:
             return ActivationPolicies(np.zeros(0), none, none)
         hosted = np.full(len(may), np.inf)
         if lacks.any():
-            arrangement = arrangement_of(unit, choice)
-            found = (
-                offload_time_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
-            )
-            hosted[lacks] = found[lacks]
+            parts = partitions_of(self.prices, unit, [choice])
+            words = partition_bytes(self.prices, unit, choice, parts)[:, :-2]
+            found = offload_time_s(self.prices, unit, choice, parts, words, most)[:, 0]
+            hosted[lacks] = found[lacks] / choice.global_batch
         if sizes.seconds is None:
-            arrangement = arrangement_of(unit, choice)
-            of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
+            of_words, of_blocks = stages_s(self.prices, unit, choice)
             sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
         return self._ordered(may, free, *sizes.seconds, hosted)
 
@@ -624,8 +634,9 @@ class CandidateExpander:
         """Return lower bounds of the peak stage's bytes by policy, for any offload set."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
-            arrangement = arrangement_of(unit, choice)
-            sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
+            parts = partitions_of(self.prices, unit, [choice])
+            words = partition_bytes(self.prices, unit, choice, parts)[:, :-2]
+            sizes.hosted = least_hosted_bytes(unit, parts, words)[0]
         return sizes.hosted
 
     def smallest(self, unit: DegreeTimes, choice: Candidate) -> ActivationPolicies:
@@ -650,7 +661,7 @@ class CandidateExpander:
         values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
         places = np.concatenate([words, len(self.words) + numbers, beside])
         sets = np.full(len(places), DEVICE)
-        sets[len(places) - len(beside) :] = _OPEN
+        sets[len(places) - len(beside) :] = OPEN
         order = np.argsort(values, kind="stable")
         return ActivationPolicies(values[order], places[order], sets[order])
 
@@ -716,11 +727,11 @@ class CandidateExpander:
         """
         at = self.prices.words.index(recompute)
         sizes, most = self._sets_bytes(unit, choice, at)
-        arrangement = arrangement_of(unit, choice)
+        parts = partitions_of(self.prices, unit, [choice])
         may = self.sets & (sizes <= most)
         for word in full:
             may[self.prices.hosted.words.index(word)] = False
-        seconds = sets_s(self.prices, unit, choice, arrangement, at) / choice.global_batch
+        seconds = sets_s(self.prices, unit, choice, parts, at) / choice.global_batch
         found = self._ordered_sets(unit, at, may, seconds)
         rows = (self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[at])[
             found.sets

@@ -34,7 +34,7 @@ from autopar.price.peak import (
     expert_dispatch_bytes,
     head_bytes,
 )
-from autopar.price.sharded_peak import layout_of_run
+from autopar.price.sharded_peak import layout_of_run, unsharded_bytes
 from autopar.records import Record, replace
 from autopar.run.architecture import Layer, without_window
 from autopar.run.run import RankLayer, Run
@@ -197,6 +197,70 @@ class StageBytes(NamedTuple):
     None for PyTorch layers, and on the last stage of models with MTP modules."""
 
 
+class StageEnds(NamedTuple):
+    """Properties of a stage that decide its buffers and transient bytes."""
+
+    present: tuple[bool, ...]
+    """True for the layer types of the stage."""
+    first: bool
+    last: bool
+    """True for the stages with embedding and with head."""
+    forward: int
+    """Type index of the last layer of the forward with the most live micro-batches."""
+    head: bool
+    """True if that forward contains the head."""
+    final: int
+    """Type index of the last layer of the last chunk."""
+
+
+class StageRows(NamedTuple):
+    """Distinct stages of layer partitions, one per row, with their live micro-batches."""
+
+    layers: F64
+    """Number of layers, shape [rows, layer types]."""
+    live: F64
+    """Live micro-batches summed over layers, shape [rows, layer types]."""
+    again: tuple[F64, ...]
+    """`live` of the layers that `block N` recomputes, by row, shape [N, layer types]."""
+    most: F64
+    """Largest number of live micro-batches of a chunk, shape [rows]."""
+    ends: tuple[StageEnds, ...]
+
+
+@lru_cache(maxsize=1 << 14)
+def stage_rows(
+    arrangement: Arrangement, *, schedule: Schedule, stages: int, chunks: int, micro_batches: int
+) -> StageRows:
+    """Return the distinct stages of a layer partition with their live micro-batches."""
+    lives = [
+        live_forwards(
+            stage, schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches
+        )
+        for stage in arrangement.at
+    ]
+    return StageRows(
+        layers=arrangement.layers.astype(np.float64),
+        live=np.array(
+            [live.chunks @ own for live, own in zip(lives, arrangement.chunks, strict=True)]
+        ),
+        again=tuple(
+            live.chunks @ own for live, own in zip(lives, arrangement.chunks_again, strict=True)
+        ),
+        most=np.array([live.chunks.max() for live in lives]),
+        ends=tuple(
+            StageEnds(
+                present=tuple((layers > 0).tolist()),
+                first=place == arrangement.ends[0],
+                last=place == arrangement.ends[1],
+                forward=arrangement.final[place][live.forward],
+                head=place == arrangement.ends[1] and live.forward == chunks - 1,
+                final=arrangement.final[place][-1],
+            )
+            for place, (live, layers) in enumerate(zip(lives, arrangement.layers, strict=True))
+        ),
+    )
+
+
 class StateBytes(NamedTuple):
     """Bytes that a rank keeps per trained parameter, and the part of frozen weights it keeps."""
 
@@ -281,7 +345,7 @@ class MemoryBounds:
         words: RecomputedModules,
         hosted: OffloadBounds,
         kinds: tuple[int, ...],
-        variant: Callable[[int], Run],
+        variant: Callable[[int, bool], Run],
         known: dict[object, object],
     ) -> None:
         """Compute the bytes of one layer of each type.
@@ -290,14 +354,14 @@ class MemoryBounds:
         words : recomputation policies
         hosted : offload sets
         kinds : type index of every layer
-        variant : returns the run with a given ZeRO stage
+        variant : returns the run with a given ZeRO stage, with one micro-batch or with several
         known : cache shared by runs that differ only in their expert sharding
         """
         self._run = run
         self._words = words
         self._hosted = hosted
         self._known = known
-        self.variant = variant
+        self._variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
         self._layers = [run.rank_layers[layer] for _, layer in sorted(self._layer_of.items())]
         """One layer of each type."""
@@ -305,6 +369,7 @@ class MemoryBounds:
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
         self._tables: dict[object, tuple[float, float, float, float]] = {}
+        self._known_ends: dict[StageEnds, tuple[float, ...]] = {}
         self.sizes = self._sizes()
 
     def _sizes(self) -> LayerBytes:
@@ -491,15 +556,24 @@ class MemoryBounds:
 
     # ----------------------------------------------------------------------------------------------
 
+    def variant(self, zero: int) -> Run:
+        """Return the run with another ZeRO stage."""
+        return self._variant(zero, False)
+
     def state_bytes(
-        self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
+        self, zero: int, replicas: int, expert_replicas: int, *, staged: bool, several: bool
     ) -> StateBytes:
         """Return the state bytes of a rank per trained parameter, and its part of frozen weights.
 
         replicas, expert_replicas : numbers of ranks that shard the states
-        staged : True with several pipeline stages
+        staged, several : True with several pipeline stages, and with several micro-batches
         """
-        whole, shared, frozen, split = self._per_element(zero, staged=staged)
+        key = ("states", zero, staged, several)
+        if key not in self._known:
+            run = self._variant(zero, several)
+            states = states_of_run(run, staged=staged, several=several)
+            self._known[key] = (*states, *frozen_states_of_run(run))
+        whole, shared, frozen, split = cast(tuple[float, float, float, float], self._known[key])
         return StateBytes(
             dense=whole + shared / replicas,
             experts=whole + shared / expert_replicas,
@@ -507,71 +581,81 @@ class MemoryBounds:
             frozen_experts=frozen + split / expert_replicas,
         )
 
-    def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float, float, float]:
-        """Return (replicated, sharded) bytes per trained parameter, then per frozen one."""
-        key = ("states", zero, staged)
-        if key not in self._known:
-            run = self.variant(zero)
-            self._known[key] = (*states_of_run(run, staged=staged), *frozen_states_of_run(run))
-        return cast(tuple[float, float, float, float], self._known[key])
+    def of_stages(self, rows: StageRows, *, zero: int, states: StateBytes) -> list[StageBytes]:
+        """Return lower bounds of the allocated bytes of stages, one per row.
 
-    def of_stage(
-        self,
-        place: int,
-        arrangement: Arrangement,
-        live: LiveMicroBatches,
-        *,
-        zero: int,
-        states: StateBytes,
-    ) -> StageBytes:
-        """Return lower bounds of the allocated bytes of a stage.
-
-        place : index of the stage in the arrangement
         zero : ZeRO stage
         states : results of `state_bytes`
         """
-        sizes, counts = self.sizes, arrangement.chunks[place]
-        layers = counts.sum(axis=0)
-        first, last = (place == end for end in arrangement.ends)
-        fixed = layers @ sizes.without_activations(states)
-        fixed += self._fixed_bytes(layers > 0, first, last, states)
-        final = arrangement.final[place][live.forward]
-        has_head = last and live.forward == len(counts) - 1
-        fixed += self._forward_bytes(final, has_head)
-        if zero == 3 and not self._torch:
-            fixed += self._gathered(arrangement.final[place][-1])
-        weights = live.chunks @ counts
-        by_word = fixed + sizes.saved @ weights
-        forward = self._forward_bytes(final, has_head)
-        backward = not self._torch and not (last and self._run.model.mtp)
-        if backward:
-            by_word[self._words.full] += max(0.0, sizes.again - forward)
-        again = live.chunks @ arrangement.chunks_again[place]
-        by_block = fixed + sizes.plain @ weights - again @ (sizes.plain - sizes.full)
-        return StageBytes(
-            words=by_word,
-            blocks=by_block,
-            live=weights,
-            most=float(live.chunks.max()),
-            forward=forward,
-            kind=arrangement.final[place][-1] if backward else None,
-        )
+        sizes, of_states = self.sizes, np.array([states])
+        (words,) = self.many_stages_bytes(rows, (zero,), of_states)
+        (fixed,) = self._without_activations(rows, (zero,), of_states)
+        blocks = (fixed + rows.live @ sizes.plain).tolist()
+        return [
+            StageBytes(
+                words=words[at, :-2],
+                blocks=blocks[at] - rows.again[at] @ (sizes.plain - sizes.full),
+                live=rows.live[at],
+                most=float(rows.most[at]),
+                forward=self._forward_bytes(ends.forward, ends.head),
+                kind=ends.final if self._backward_is_first(ends) else None,
+            )
+            for at, ends in enumerate(rows.ends)
+        ]
+
+    def many_stages_bytes(self, rows: StageRows, zeros: Sequence[int], states: F64) -> F64:
+        """Return lower bounds of the allocated bytes of stages, without activation offload.
+
+        The result has shape [shardings, rows, policies + 2], with the policies of
+        `LayerBytes.rows`.
+
+        zeros : ZeRO stage of each sharding
+        states : results of `state_bytes`, shape [shardings, 4]
+        """
+        saved = rows.live @ self.sizes.rows.T
+        saved[:, self._words.full] += self._of_ends(rows)[:, 2:3]
+        found: F64 = self._without_activations(rows, zeros, states)[:, :, None] + saved
+        return found
+
+    def _without_activations(self, rows: StageRows, zeros: Sequence[int], states: F64) -> F64:
+        """Return the bytes of stages without saved activations, shape [shardings, rows]."""
+        own = self.sizes.without_activations(states.T[:, :, None])
+        of_ends = self._of_ends(rows)
+        gathered = np.equal(zeros, 3)[:, None] * of_ends[:, 1]
+        found: F64 = own @ rows.layers.T + of_ends[:, 0] + gathered + states @ of_ends[:, 3:].T
+        return found
+
+    def _of_ends(self, rows: StageRows) -> F64:
+        """Return the bytes of stages without layers, shape [rows, 7].
+
+        They are buffers with the transient bytes of the forward, weights that ZeRO-3 gathers, bytes
+        that full recomputation adds, and the results of `_ends`.
+        """
+        for ends in {*rows.ends} - self._known_ends.keys():
+            forward = self._forward_bytes(ends.forward, ends.head)
+            more = max(0.0, self.sizes.again - forward) if self._backward_is_first(ends) else 0.0
+            self._known_ends[ends] = (
+                self._fixed_bytes(ends) + forward,
+                0.0 if self._torch else self._gathered(ends.final),
+                more,
+                *self._ends(ends.first, ends.last),
+            )
+        return np.array([self._known_ends[ends] for ends in rows.ends])
+
+    def _backward_is_first(self, ends: StageEnds) -> bool:
+        """Return True if the first backward of a stage is that of its last layer."""
+        return not self._torch and not (ends.last and self._run.model.mtp)
 
     def _gathered(self, kind: int) -> float:
         """Return the 16-bit weight bytes of one layer, the minimum that ZeRO-3 gathers at once."""
         return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
 
-    def _fixed_bytes(self, present: F64, first: bool, last: bool, states: StateBytes) -> float:
-        """Return the bytes of embedding, head, MTP modules and buffers of a stage.
-
-        present : True for the layer types of the stage; states : results of `state_bytes`
-        """
-        key = (tuple(present), first, last)
-        found = self._fixed.get(key)
-        if found is None:
-            found = self._fixed[key] = self._kept(present, first, last)
-        ends = self._ends(first, last)
-        return found + sum(each * size for each, size in zip(states, ends, strict=True))
+    def _fixed_bytes(self, ends: StageEnds) -> float:
+        """Return the steady-state buffer bytes of a stage, such as workspaces and masks."""
+        key = ends[:3]
+        if key not in self._fixed:
+            self._fixed[key] = self._kept(*key)
+        return self._fixed[key]
 
     def _ends(self, first: bool, last: bool) -> tuple[float, float, float, float]:
         """Return the parameters and frozen bytes of embedding, head and MTP modules.
@@ -588,8 +672,8 @@ class MemoryBounds:
             self._tables[key] = found
         return found
 
-    def _kept(self, present: F64, first: bool, last: bool) -> float:
-        """Return the steady-state buffer bytes of a stage, such as workspaces and masks."""
+    def _kept(self, present: tuple[bool, ...], first: bool, last: bool) -> float:
+        """Return the buffer bytes of a stage with these layer types."""
         run = self._run
         if self._torch:
             return 0.0
@@ -660,23 +744,24 @@ def _is_mixture(at: RankLayer) -> bool:
 def frozen_states_of_run(run: Run) -> tuple[float, float]:
     """Return the (replicated, sharded) parts of frozen weights that ranks keep on the device.
 
-    Both are 0 if weights are offloaded; else one of them is 1.
+    Both are 0 if weights are offloaded, except for those that FSDP2 gathers.
     """
-    if run.runtime.optimizer.offload_weights:
-        return 0.0, 0.0
     torch = run.kernels.torch_layers
     sharded = layout_of_run(run).weights.sharded if torch else run.split.zero == 3
-    return (0.0, 1.0) if sharded else (1.0, 0.0)
+    stored = 0.0 if run.runtime.optimizer.offload_weights else 1.0
+    if not sharded:
+        return stored, 0.0
+    return (1.0 if torch and unsharded_bytes(run)[1] else 0.0), stored
 
 
-def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:
+def states_of_run(run: Run, *, staged: bool, several: bool = False) -> tuple[float, float]:
     """Return (replicated, sharded) state bytes per trained parameter at the end of a forward.
 
-    run : run with one pipeline stage.
-    staged : True for its bytes with several stages.
+    run : run with one pipeline stage
+    staged, several : True for its bytes with several stages, and with several micro-batches
     """
     if run.kernels.torch_layers:
-        return _torch_states(run, staged=staged)
+        return _torch_states(run, staged=staged, several=several)
     return _megatron_states(run)
 
 
@@ -697,19 +782,16 @@ def _megatron_states(run: Run) -> tuple[float, float]:
     return whole, shared
 
 
-def _torch_states(run: Run, *, staged: bool) -> tuple[float, float]:
-    runtime, zero = run.runtime, run.split.zero
+def _torch_states(run: Run, *, staged: bool, several: bool) -> tuple[float, float]:
+    runtime = run.runtime
     if staged:
         # `torch.distributed.pipelining` reduces gradients after the last micro-batch
         states = replace(runtime.states, each_micro_batch=False)
         run = replace(run, runtime=replace(runtime, states=states))
     recipe = layout_of_run(run)
     # gradients of earlier micro-batches exist only if several are accumulated, as in pipelines
-    there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
+    kept = staged or several
+    there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or kept]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)
     shared = sum(entry.each_bytes for entry in there if entry.sharded)
-    if runtime.states.keeper == "torchtitan" and staged:
-        # accumulated gradients are not sharded, and weights that are not resharded stay gathered
-        whole += sum(one.each_bytes for one in recipe.passing if one.what == "whole gradients")
-        whole += run.element_bytes if zero in (1, 2) else 0
-    return whole, shared
+    return whole + unsharded_bytes(run)[0], shared

@@ -36,6 +36,8 @@ class MicroBatchTimes(NamedTuple):
     """Device and host seconds of the whole model, shape [policies + 2]."""
     whole_s: F64
     """Combined device and host seconds of the whole model, shape [policies + 2]."""
+    layer_s: F64
+    """Lower bounds of the combined seconds of any layer, shape [policies + 2]."""
     again: F64
     """Whole-model seconds with some layers fully recomputed, as linear functions, shape [4].
 
@@ -159,9 +161,12 @@ def rows_of(
     ]
     again = np.array([device[-2], host[-2], *more])
     both = layer_total_s(device, host)
+    layer = layer_total_s(device_s.min(axis=1), unit.host_s.min(axis=1))
     longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
     share = np.where(longer, 1.0, visible)
-    return MicroBatchTimes(device_s, first, last, device, host, both, again, traffic_s, share)
+    return MicroBatchTimes(
+        device_s, first, last, device, host, both, layer, again, traffic_s, share
+    )
 
 
 def partial_recompute_s(again: F64, freed_bytes: Real) -> F64:
@@ -178,13 +183,6 @@ def arrangement_of(unit: DegreeTimes, choice: Candidate) -> Arrangement:
     """Return the layer partition of a candidate as numbers of layers by type."""
     # deferred weight gradients keep more activations live on later stages, up to those of the first
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
-
-
-def stage_layer_counts(unit: DegreeTimes, arrangement: Arrangement) -> F64:
-    """Return numbers of layers, shape [stages, layer types]; MTP layers are with the head."""
-    layers = arrangement.layers.astype(np.float64)
-    layers[arrangement.ends[1]] += unit.further
-    return layers
 
 
 def layer_total_s(device_s: F64, host_s: F64) -> F64:

@@ -21,8 +21,8 @@ from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     MicroBatchTimes,
-    stage_layer_counts,
 )
+from search.planning.uniform.bounds.partitions import Partitions, peaks_of, pipeline_s
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
 
@@ -67,24 +67,25 @@ def offload_time_s(
     prices: UniformCostModel,
     unit: DegreeTimes,
     choice: Candidate,
-    arrangement: Arrangement,
+    parts: Partitions,
+    sizes: F64,
     limit_bytes: F64,
 ) -> F64:
-    """Return lower bounds of step seconds by policy, with enough activations offloaded to fit.
+    """Return lower bounds of step seconds, with enough activations offloaded to fit.
 
-    limit_bytes : largest peak that fits, by policy; at least `least_hosted_bytes`.
+    The result has shape [policies, partitions].
+
+    sizes : bytes of every stage without offload, shape [stages, policies]
+    limit_bytes : largest peak that fits, by policy; at least `least_hosted_bytes`
     """
-    stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
-    layers = arrangement.layers.astype(np.float64)
-    lacking = np.array([one.words for one in stages]).T * _ROUNDING - limit_bytes[:, None]
-    times = np.array([one.most for one in stages])
-    copied = np.maximum(0.0, lacking) / (times * unit.bounds.padding)
-    forward = layers @ unit.forward_s
-    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
-    every = stage_layer_counts(unit, arrangement)
-    device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
+    stages, sharded = parts.stages, prices.rows_s(unit, choice)
+    lacking = np.maximum(0.0, sizes.T - limit_bytes[:, None])
+    copied = lacking / (stages.most * unit.bounds.padding)
+    forward = stages.layers @ unit.forward_s
+    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ stages.layers.T - forward)
+    device, host = (rows[:-2] @ parts.timed.T for rows in (sharded.device_s, unit.host_s))
     device += seen * sharded.more[:, None]
-    return prices.pipeline_s(unit, choice, arrangement, device, host)
+    return pipeline_s(prices, unit, choice, parts, device, host)
 
 
 def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
@@ -96,36 +97,37 @@ def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
     return found
 
 
-def least_hosted_bytes(
-    prices: UniformCostModel, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
-) -> F64:
-    """Return lower bounds of the peak stage's bytes by policy, for any offload set."""
-    stages = prices.stage_bytes(unit, choice, arrangement)
-    gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
-    least: F64 = np.max(gone, axis=0) * _ROUNDING
-    return least
+def least_hosted_bytes(unit: DegreeTimes, parts: Partitions, sizes: F64) -> F64:
+    """Return lower bounds of the peak stage's bytes for any offload set.
+
+    The result has shape [partitions, policies].
+
+    sizes : bytes of every stage without offload, shape [stages, policies]
+    """
+    return peaks_of(parts, sizes - parts.stages.live @ unit.bounds.leaves.T)
 
 
 def sets_s(
     prices: UniformCostModel,
     unit: DegreeTimes,
     choice: Candidate,
-    arrangement: Arrangement,
+    parts: Partitions,
     word: int,
 ) -> F64:
     """Return lower bounds of step seconds by offload set, for one recomputation policy.
 
-    word : index of the policy.
+    parts : one layer partition
+    word : index of the policy
     """
-    layers = stage_layer_counts(unit, arrangement)
     copied = prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
     forward = np.minimum(unit.forward_s, device)
     seen = _copies_s(prices, copied, forward, device - forward)
     traffic = prices.rows_s(unit, choice).traffic_s
     rows = np.asarray(overlapped_traffic_s(prices.target.machine, device + seen, traffic))
-    of_host = np.tile(host @ layers.T, (len(rows), 1))
-    return prices.pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
+    of_host = np.tile(host @ parts.timed.T, (len(rows), 1))
+    found: F64 = pipeline_s(prices, unit, choice, parts, rows @ parts.timed.T, of_host)[:, 0]
+    return found
 
 
 def sets_bytes(
