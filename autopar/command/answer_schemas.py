@@ -132,13 +132,31 @@ class RemedyEntry(Record):
 
 
 class ClusterResult(Record):
-    """Part of the cluster searched for `--goal`, with the throughput of its fastest plan."""
+    """Part of the cluster searched for `--goal` or `--use`, with its fastest uniform plan."""
 
     hardware: str
     gpus: int
     tokens_per_s: float | None
-    """Throughput of the fastest plan, tokens/s over all GPUs; null if no plan fits or is legal."""
+    """Throughput of the fastest plan, tokens/s over all GPUs; null if no plan fits or is legal, or
+    if a bound excludes a better one than on another part."""
     reason: str
+    """Why there is no throughput."""
+
+
+class PartEntry(Record):
+    """Part of the cluster that the plan uses, chosen by `--goal` or `--use`."""
+
+    hardware: str
+    """The part as value of `--hardware`."""
+    gpus: int
+    free_gpus: int
+    """GPUs of the cluster that the plan does not use."""
+    tokens_per_s: float
+    """Throughput of the plan, tokens/s over all its GPUs."""
+    whole_tokens_per_s: float | None
+    """Throughput of the fastest plan on all GPUs; null without one, or if it was not searched."""
+    proven: bool
+    """False if the time limit ended the search of a part."""
 
 
 class WhyNotPlanEntry(Record):
@@ -166,8 +184,9 @@ class LaunchAnswer(LaunchDocument):
     engines: list[SearchedEntry] = field(default_factory=list)  # type: ignore[assignment]
     remedies: list[RemedyEntry] = field(default_factory=list)
     """Suggestions if no plan fits, smallest change of the training first."""
+    part: PartEntry | None = None
     clusters_tried: list[ClusterResult] = field(default_factory=list)
-    """Clusters tried with `--goal cost` and `fewest-gpus`."""
+    """Parts of the cluster searched with `part`."""
     frontier: list[FrontierEntry] = field(default_factory=list)
     """Best plans by memory budget, with `--frontier`."""
     best: WhyNotPlanEntry | None = None
@@ -205,6 +224,7 @@ class PlanAnswer(ResultDocument):
     what_more_would_bring: list[dict[str, Any]] = field(default_factory=list)
     """For `explain`: effect of one more GiB or GB/s."""
     why_not: list[RuleEntry] = field(default_factory=list)
+    part: PartEntry | None = None
     clusters_tried: list[ClusterResult] = field(default_factory=list)
 
 

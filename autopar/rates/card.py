@@ -323,6 +323,8 @@ class _IntraNode(_InterNode):
     bytes_per_s: Annotated[float, _rate(1e9, 1e13)]
     hop_s: Annotated[float, _time(1e-8, 1e-3)]
     max_gpus: Annotated[int, _GPUS]
+    tray_gpus: Annotated[int | None, _GPUS] = None
+    """Number of GPUs of a compute tray, which a job gets as a whole; None: one GPU or more."""
 
 
 _BUS_SHARE = _range(0.02, 2.0, _PERCENT)

@@ -62,7 +62,7 @@ COMMAND = Command(
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, ScriptSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "plot", "output-config-path", "goal", "tokens-per-s"}
+        {"evaluate", "frontier", "plot", "output-config-path", "goal", "tokens-per-s", "use"}
     ),
     panels=("Question", SCRIPT, *PANELS),
     first=("Question",),

@@ -155,7 +155,7 @@ COMMAND = Command(
     fills=(ExportSpec, ScriptSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "plot", "html", "trace", "output-config-path", "top", "time-limit"}
-        | {"verbose", "goal", "tokens-per-s"}
+        | {"verbose", "goal", "tokens-per-s", "use"}
     ),
     panels=(_EXPORT, SCRIPT, *PANELS),
     first=(_EXPORT,),

@@ -104,19 +104,15 @@ def _answered(raw: Mapping[str, object]) -> int:
     _check_goal(request)
     if path is not None:
         return _evaluate(request, path, raw)
-    from search.planning.choose import Solved, chosen, completed, route_of
+    from search.planning.choose import Solved, completed
+    from search.questions.goals import solved_goal
 
-    request, says = completed(request)
+    whole, says = completed(request)
     for line in says:
         say(f"{_NAME}: {line}")
-    reached = None
-    if request.output.goal != "throughput":
-        from search.questions.goals import chosen_cluster
-
-        reached = working("searching clusters", lambda: chosen_cluster(raw, request))
-        request = build_request(reached.options)
-    route = route_of(request)
-    found = working("searching", lambda: chosen(request, route))
+    answered = working("searching", lambda: solved_goal(raw, whole))
+    request, route, found = answered.request, answered.route, answered.found
+    reached = answered.reached
     for notice in found.notices:
         say(f"{_NAME}: {notice}")
 
@@ -197,9 +193,10 @@ def _check_goal(request: Request) -> None:
             remedy="Add --goal cost or --goal fewest-gpus",
         )
     for name, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
-        if there and goal != "throughput":
+        chooses = f"--goal {goal}" if goal != "throughput" else f"--use {request.output.use}"
+        if there and (goal != "throughput" or request.output.use is not None):
             raise OptionError(
-                f"--goal {goal} cannot be combined with {name}", remedy="Remove one of them"
+                f"{chooses} cannot be combined with {name}", remedy="Remove one of them"
             )
 
 
@@ -274,7 +271,7 @@ def _show_launches(
     # Pages need further searches, which take longer than drawing: the spinner names them.
     doing = "drawing" if pictures.html is None else "searching other batches and clusters"
     drawn = working(doing, lambda: pictures.of_answer(found, curves=True, frontier=frontier or ()))
-    says += _batch_lines(found)
+    says += _batch_lines(found, reached)
     plan = next(iter(files), None)
     record = partial(summary_of, found)
     plot = partial(_plot, request, frontier, found.question.title, says)
@@ -351,8 +348,8 @@ def _deliver(
             from search.show.frontier import show_frontier
             from search.show.terminal import show_answer
 
-            goal = "" if reached is None else reached.words
-            show_answer(_console(), answer(), verbose=output.verbose, goal=goal, path=plan)
+            part = "" if reached is None else reached.words
+            show_answer(_console(), answer(), verbose=output.verbose, part=part, path=plan)
             if frontier is not None:
                 show_frontier(_console(), frontier)
     if output.json_path == "-":
@@ -366,19 +363,27 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
 
 
-def _batch_lines(found: UniformResult) -> list[str]:
-    """Return a message if the batch is uneven over ranks and the next even one is faster."""
+def _batch_lines(found: UniformResult, reached: GoalResult | None) -> list[str]:
+    """Return a message if the batch is uneven over ranks and the next even one is faster.
+
+    reached : the chosen part of a cluster; the batch is then one for all GPUs, if these were faster
+    """
     from search.planning.uniform.answer import faster_batch
 
-    best, job = found.fastest, found.question.job
+    whole = None if reached is None else reached.whole
+    asked = whole or found
+    best, job = asked.fastest, asked.question.job
     assert best is not None, "there is a launch"
-    other = working("looking at the next batch", lambda: faster_batch(found))
+    other = working("looking at the next batch", lambda: faster_batch(asked))
     if other is None:
         return []
     shared = _shared(best.choice.global_batch, job.world)
+    better = f"--global-batch-size {other.choice.global_batch} reaches"
+    if whole is not None and reached is not None:
+        rate = other.samples_per_s * job.seq
+        return [f"{shared}; {better} {rate:,.0f} tokens/s"] * (rate > reached.part.tokens_per_s)
     now, then = best.assessment.tokens_per_s or 0.0, other.assessment.tokens_per_s or 0.0
-    better = f"--global-batch-size {other.choice.global_batch} reaches {then:,.0f} tokens/s/GPU"
-    return [f"{shared}; {better} instead of {now:,.0f}"]
+    return [f"{shared}; {better} {then:,.0f} tokens/s/GPU instead of {now:,.0f}"]
 
 
 def _shared(batch: int, world: int) -> str:
@@ -410,10 +415,10 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
 
 
 def _goal_entry(reached: GoalResult | None) -> dict[str, object]:
-    """Return the entry of `--json` with the clusters tried for a goal."""
+    """Return the entries of `--json` with the chosen part, and the parts that were searched."""
     if reached is None:
         return {}
-    return {"clusters_tried": [asdict(one) for one in reached.tried]}
+    return {"part": asdict(reached.part), "clusters_tried": [asdict(one) for one in reached.tried]}
 
 
 def _console() -> Console:

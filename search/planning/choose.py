@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
     from search.engines.space import EngineSpace
     from search.planning.uniform.answer import UniformRequest
+    from search.planning.uniform.best_first import UniformSearch
 
 TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
 """Engines with uniform plans."""
@@ -347,11 +348,17 @@ def best_per_layer(
     )
 
 
-def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
+def chosen(
+    request: Request,
+    route: SearchChoice | None = None,
+    spaces: dict[EngineSpace, UniformSearch] | None = None,
+) -> ChosenPlans:
     """Return the best uniform and per-layer plans of a request.
 
     The time limit is divided among the engines, with one more share for the follow-up searches of
     the best engine. Raises InputError for invalid inputs and InfeasibleError if no plan fits.
+
+    spaces : searches for uniform plans by engine variant, as in `answer`
     """
     from search.planning.uniform.answer import answer
     from search.planning.uniform.summary import best_of
@@ -361,7 +368,7 @@ def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
     if question is None:
         return _per_layer(request, route)
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
-    found = answer(question, shares)
+    found = answer(question, shares, spaces=spaces)
     lines = [best_of(question, one) for one in found.engines]
     layered = ChosenPlans(request=request)
     if route.layered:

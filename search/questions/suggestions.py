@@ -13,7 +13,7 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
-from search.planning.uniform.answer import UniformRequest, cluster_and_domain_gpus, target_of
+from search.planning.uniform.answer import UniformRequest, resized, target_of
 from search.planning.uniform.infeasibility import violated_rule
 
 if TYPE_CHECKING:
@@ -84,11 +84,9 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
             yield other.words, replace(question, job=replace(question.job, training=other))
     for factor in (2, 4, 8, 16):
         nodes = factor * question.num_nodes
-        world, domain = cluster_and_domain_gpus(question.card, nodes, question.gpus_per_node)
-        job = replace(question.job, world=world, domain=domain)
-        if all(batch % factor == 0 for batch in job.global_batches):
+        if all(batch % factor == 0 for batch in question.job.global_batches):
             words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
-            yield words, replace(question, job=job, num_nodes=nodes)
+            yield words, resized(question, nodes, question.gpus_per_node)
 
 
 def _found(words: str, asked: UniformRequest) -> Suggestion | None:

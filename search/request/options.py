@@ -451,6 +451,20 @@ def with_stacks(raw: Mapping[str, object]) -> Mapping[str, object]:
     return found
 
 
+ALL, UP_TO = "all", "up-to"
+"""Values of `--use` other than numbers."""
+
+
+def _gpus_to_use(text: str) -> str:
+    """Return the value of `--use`; raises OptionError if it is neither a word nor a number."""
+    word = text.strip().lower()
+    if word in (ALL, UP_TO):
+        return word
+    if not (word.isascii() and word.isdigit() and int(word[:9]) > 0):
+        raise OptionError(f"--use: expected all, up-to or a number of GPUs, got {text!r:.60}")
+    return str(int(word))
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
     """Options of the output of a search."""
@@ -484,10 +498,18 @@ class OutputSpec:
     verbose: bool = option(False, help="print stages, terms, alternatives and inputs", panel=_OUT)
     goal: Literal["throughput", "cost", "fewest-gpus"] = option(
         "throughput",
-        help="objective; cost and fewest-gpus also consider parts of --hardware",
+        help="objective: tokens/s, tokens/s per GPU, or few GPUs",
         brief="throughput, cost, or fewest-gpus [throughput]",
         panel=_OUT,
         most_used=True,
+    )
+    use: str | None = option(
+        None,
+        help="GPUs of --hardware to use: `all`, a number, or `up-to` for the best part",
+        panel=_OUT,
+        metavar="N",
+        shown="up-to with --goal and in racks of trays, else all",
+        parse=_gpus_to_use,
     )
     tokens_per_s: float | None = option(
         None,

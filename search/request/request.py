@@ -712,7 +712,7 @@ class Request(Record):
 # stored in place of the engine.
 _NOT_KEPT = frozenset(
     {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
-    | {"plot", "verbose", "price", "goal", "tokens-per-s"}
+    | {"plot", "verbose", "price", "goal", "tokens-per-s", "use"}
 )
 
 

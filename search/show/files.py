@@ -96,7 +96,7 @@ _NAMED = frozenset(
 _OF_THE_FILE = frozenset(
     {
         *("top", "frontier", "evaluate", "json", "html", "trace"),
-        *("verbose", "price", "goal", "tokens-per-s"),
+        *("verbose", "price", "goal", "tokens-per-s", "use"),
     }
 )
 """Options that affect the output only, not the plan."""

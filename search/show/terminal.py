@@ -57,20 +57,23 @@ def show_answer(
     answer: Answer,
     *,
     verbose: bool = True,
-    goal: str = "",
+    part: str = "",
     path: Path | None = None,
 ) -> None:
     """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
     verbose : True to print also terms, stages, other degrees and the search space; else one screen.
-    goal : sentence on the choice of the cluster; empty if it was given.
+    part : sentence on the chosen part of the cluster; empty if all of it was given.
     path : plan file.
     """
     used = _show_title(console, answer)
+    if part:
+        print_plain(console, part)
+        used += len(wrapped(part, console.width))
     first = _headlines(answer, whole=verbose)
     for one in first:
         one.show(console)
-    footer = _footer(answer, goal, path, verbose=verbose)
+    footer = _footer(answer, path, verbose=verbose)
     # A blank line precedes each headline, the table and the footer; the last line is the path.
     used += sum(1 + len(one.lines(console.width)) for one in first) + 2
     used += len(footer_lines(footer, console.width))
@@ -185,7 +188,7 @@ def _headlines(answer: Answer, *, whole: bool) -> list[Headline]:
     ]
 
 
-def _footer(answer: Answer, goal: str, path: Path | None, *, verbose: bool) -> Rows:
+def _footer(answer: Answer, path: Path | None, *, verbose: bool) -> Rows:
     rows = [("Basis", text) for text in answer.best.price.basis]
     rows.append(("Optimality", answer.searched))
     # Other lines do not belong to an option.
@@ -194,8 +197,6 @@ def _footer(answer: Answer, goal: str, path: Path | None, *, verbose: bool) -> R
         rows.append(("Defaults", ", ".join(assumed)))
     if answer.notes and not verbose:
         rows.append(("Notes", f"{len(answer.notes)} about the inputs (--verbose)"))
-    if goal:
-        rows.append(("Goal", goal))
     commands = ["autopar export PLAN", "autopar explain PLAN"] if path is not None else []
     commands += ["--verbose"] * (not verbose)
     if commands:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.errors import InputError, OptionError
@@ -276,7 +276,11 @@ def _fixed(request: Request) -> Constraints:
 
 
 def answer(
-    question: UniformRequest, shares: Shares | None = None, *, grace_s: float | None = None
+    question: UniformRequest,
+    shares: Shares | None = None,
+    *,
+    grace_s: float | None = None,
+    spaces: dict[EngineSpace, UniformSearch] | None = None,
 ) -> UniformResult:
     """Return the fastest plan of every requested engine, and alternatives on the fastest engine.
 
@@ -289,6 +293,7 @@ def answer(
         per engine
     grace_s : additional CPU seconds for each engine without a plan at its time limit; default:
         `search.planning.uniform.best_first.GRACE_S`
+    spaces : searches of this request by engine variant, which are continued
     """
     from search.planning.uniform.best_first import GRACE_S, LEAST_S
     from search.planning.uniform.choice import SAFE_SHARE, choose
@@ -296,7 +301,7 @@ def answer(
     began = time.perf_counter()
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
-    spaces: dict[EngineSpace, UniformSearch] = {}
+    spaces = {} if spaces is None else spaces
     found: list[EngineResult] = []
     first = 0.0
     for engine in question.engines:
@@ -362,6 +367,79 @@ def searched_in(
     limits = SearchLimits(share, GRACE_S, 0.0)
     asked = replace(question, card=replace(question.card, memory_bytes=memory_bytes))
     return _fastest_variant(asked, own, spaces, 1, limits)
+
+
+def resized(question: UniformRequest, nodes: int, per_node: int) -> UniformRequest:
+    """Return a request on another number of nodes, and of GPUs per node up to that of its card."""
+    world, domain = cluster_and_domain_gpus(question.card, nodes, per_node)
+    most = min(question.card.max_gpus_per_node, per_node)
+    return replace(
+        question,
+        job=replace(question.job, world=world, domain=domain),
+        card=replace(question.card, max_gpus_per_node=most),
+        num_nodes=nodes,
+        gpus_per_node=per_node,
+    )
+
+
+def least_gpu_s(question: UniformRequest, worlds: Sequence[int]) -> dict[EngineSpace, float]:
+    """Return lower bounds of GPU-seconds per sequence by engine variant, on any of `worlds` GPUs.
+
+    Variants that cannot run the request are missing.
+    """
+    from search.planning.uniform.cost_model import UniformCostModel
+    from search.planning.uniform.space import UniformSearchSpace
+
+    # rules allow most within one domain
+    job = replace(question.job, domain=None)
+    found = {}
+    for engine in question.engines:
+        for one in _variants(question, engine):
+            if question.fixed.compiled not in (None, one.compiled):
+                continue
+            try:
+                prices = UniformCostModel(one, job, target_of(question, one))
+                found[one] = UniformSearchSpace(prices, worlds).least_gpu_s(question.fixed)
+            except InputError:
+                continue  # the engine does not support the job
+    return found
+
+
+def fastest_within(
+    question: UniformRequest,
+    gpu_s: Mapping[EngineSpace, float],
+    sample_s: float,
+    shares: Shares,
+    spaces: dict[EngineSpace, UniformSearch],
+) -> tuple[EngineResult | None, bool]:
+    """Return (engine with the fastest plan, True if this is proven), without alternatives.
+
+    gpu_s : result of `least_gpu_s`
+    sample_s : step seconds per sequence above which plans are not searched
+    shares : division of the time limit among several requests, this one included
+    spaces : searches by engine variant; those of this request are added
+    """
+    from search.planning.uniform.best_first import UniformSearch
+
+    best, proven = None, True
+    until = Shares(shares.following(), len(gpu_s))
+    for engine, least in gpu_s.items():
+        seconds = until.following()
+        if least / question.job.world > sample_s:
+            continue
+        target = target_of(question, engine)
+        try:
+            spaces[engine] = UniformSearch(engine, question.job, target)
+            solved = spaces[engine].solve(
+                question.fixed, seconds=seconds, grace_s=0.0, smallest_s=None, within_s=sample_s
+            )
+        except InputError:
+            continue  # no plan of the engine is legal
+        proven &= solved.complete
+        if solved.solutions:
+            best = EngineResult(engine=engine, target=target, solved=solved)
+            sample_s = solved.solutions[0].sample_s
+    return best, proven
 
 
 def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:

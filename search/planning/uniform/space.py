@@ -7,6 +7,7 @@ precision and dispatcher settings. Pipeline stages, layer partition and recomput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
@@ -67,8 +68,13 @@ class DegreeArrays(NamedTuple):
 class UniformSearchSpace:
     """Legal degrees of one engine for one job, selected by constraints."""
 
-    def __init__(self, prices: UniformCostModel) -> None:
+    def __init__(self, prices: UniformCostModel, worlds: Sequence[int] = ()) -> None:
+        """Store the cost model of a job.
+
+        worlds : numbers of GPUs for `least_gpu_s`, in place of that of the job.
+        """
         self.prices = prices
+        self.worlds = tuple(worlds) or (prices.job.world,)
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
         """Values of both fields: defaults, and all values that constraints requested so far."""
@@ -93,13 +99,14 @@ class UniformSearchSpace:
         return tuple(
             AttentionDegrees(tp, cp, size, kind)
             for tp, cp, size in product(tensor, context, self.micro_batches)
-            if job.world % (tp * cp) == 0 and size <= largest
+            if any(world % (tp * cp) == 0 for world in self.worlds) and size <= largest
             for kind in self._kinds(tp, cp)
         )
 
     def _degrees_that_keep(self, name: str, *rules: Rule) -> list[int]:
-        """Return the divisors of the world size that satisfy rules on the degree `name`."""
-        values, degrees = job_values(self.prices.job), divisors(self.prices.job.world)
+        """Return the divisors of the world sizes that satisfy rules on the degree `name`."""
+        values = job_values(self.prices.job)
+        degrees = sorted({one for world in self.worlds for one in divisors(world)})
         return [one for one in degrees if keeps(rules, {**values, name: one})]
 
     def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
@@ -204,9 +211,7 @@ class UniformSearchSpace:
 
     def degrees(self, fixed: Constraints) -> DegreeArrays:
         """Return the legal degrees that the constraints allow, with their lower bounds."""
-        self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
-        sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
-        kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
+        ways, laid = self._allowed(fixed)
         # bounds and stages depend only on these constraints; the others select degrees
         broad = Constraints(
             pp=fixed.pp,
@@ -218,6 +223,33 @@ class UniformSearchSpace:
         if broad not in self._degrees:
             self._degrees[broad] = self._every(broad)
         found = self._degrees[broad]
+        left = ways[found.way] & laid[found.laid]
+        return DegreeArrays._make(column[left] for column in found)
+
+    def least_gpu_s(self, fixed: Constraints) -> float:
+        """Return a lower bound of GPU-seconds per sequence, on any of `worlds` GPUs.
+
+        It is that of `degrees` over all combinations, legal or not, without stragglers; infinite
+        if the constraints allow none.
+        """
+        ways, laid = self._allowed(fixed)
+        at = np.flatnonzero(laid)
+        if not len(at):
+            return math.inf
+        return min(
+            (
+                float((self._whole.seconds(way, self._timed, at) * self._inner[at]).min())
+                for way, left in zip(self.expert_degrees, ways, strict=True)
+                if left
+            ),
+            default=math.inf,
+        )
+
+    def _allowed(self, fixed: Constraints) -> tuple[Bool, Bool]:
+        """Return masks of the expert and of the attention shardings that constraints allow."""
+        self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
+        sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
+        kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
         ways = np.array([self._left(way, fixed) for way in self.expert_degrees], dtype=bool)
         laid = np.array(
             [
@@ -229,10 +261,10 @@ class UniformSearchSpace:
                     and (one.cp == 1 or one.cp_kind in kinds)
                 )
                 for one in self.attention_degrees
-            ]
+            ],
+            dtype=bool,
         )
-        left = ways[found.way] & laid[found.laid]
-        return DegreeArrays(*(column[left] for column in found))
+        return ways, laid
 
     def _every(self, fixed: Constraints) -> DegreeArrays:
         """Return the legal degrees with all tensor and context degrees and micro-batch sizes."""
