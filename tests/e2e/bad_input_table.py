@@ -518,6 +518,10 @@ OPTIONS = (
     _option("a rate of no goal", "--tokens-per-s", "5"),
     _option("a goal of a plan that is given", "--goal", "cost", "--evaluate", "strategy.json"),
     _option("a goal of plans whose layers differ", "--goal", "fewest-gpus", "--pin", "tp=2"),
+    _option("a part of plans whose layers differ", "--use", "up-to", "--pin", "tp=2"),
+    _option("a part of a plan that is given", "--use", "4", "--evaluate", "strategy.json"),
+    _option("GPUs that no part has", "--use", "7"),
+    _option("a part that is no number", "--use", "half"),
 )  # fmt: skip
 
 
