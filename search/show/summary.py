@@ -201,8 +201,16 @@ def _between(value: float, ends: tuple[float, float] | None, style: str | int) -
     return f" ({span})" if span else ""
 
 
+PEAK = "Peak allocated"
+"""Label of the memory of the peak stage."""
+
+
 def memory_figures(price: Price) -> list[Figure]:
-    """Return the peak memory of the peak stage against its budget, and the OOM probability."""
+    """Return the memory of the peak stage against its budget, and the OOM probability.
+
+    The estimate is the peak allocated. The interval is of the bytes reserved for it by the
+    allocator, which are the larger ones and decide about OOM.
+    """
     full = price.fullest
     low, high = full.reserved_bytes
     budget = f"of {format_bytes(full.budget_bytes)}"
@@ -212,7 +220,7 @@ def memory_figures(price: Price) -> list[Figure]:
         reserved = f"{max(low, full.peak_bytes) / GIB:.2f} to {high / GIB:.2f}"
         more = f"reserved, {budget}"
     return [
-        Figure("Peak memory", format_bytes(full.peak_bytes), reserved, more),
+        Figure(PEAK, format_bytes(full.peak_bytes), reserved, more),
         Figure("OOM probability", format_probability(price.oom_probability)),
     ]
 
@@ -231,7 +239,7 @@ def headline_of(
     if price.stages:
         figures += memory_figures(price)
     if not whole:
-        figures = [one for one in figures if one.label in ("Step time", "Peak memory")]
+        figures = [one for one in figures if one.label in ("Step time", PEAK)]
     words = ", ".join(filter(None, (priced.title, priced.words)))
     rows = [*priced.rows] if whole else []
     if whole and priced.other_precision is not None:

@@ -24,6 +24,7 @@ from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section
 from search.show.pictures.terms import TERMS, sends
 from search.show.pictures.timeline import Timeline, launch_timeline, plan_timeline
+from search.show.summary import PEAK
 from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def _facts(price: Price) -> Iterator[Fact]:
     ends = (highest,) if lowest == highest else (max(lowest, fullest.peak_bytes), highest)
     reserved = " to ".join(map(format_bytes, ends))
     yield Fact(
-        label="Peak memory",
+        label=PEAK,
         value=format_bytes(fullest.peak_bytes),
         note=f"reserved {reserved} of {format_bytes(fullest.budget_bytes)}",
     )

@@ -57,7 +57,7 @@ def test_it_fits_and_holds_what_a_spender_needs(words: tuple[str, ...], capsys: 
         r"Step time [0-9.,]+ m?s [0-9.,]+ to [0-9.,]+ [0-9.,]+ samples/s",
         r"Tokens/s/GPU [0-9,]+ [0-9,]+ to [0-9,]+ [0-9.,]+ GPU-h/1e9 tok \([0-9.,]+-[0-9.,]+\)",
         r"TFLOP/s/GPU [0-9.,]+ [0-9.,]+ to [0-9.,]+ [0-9.]+ % MFU \([0-9.]+-[0-9.]+\) of \w+",
-        r"Peak memory [0-9.]+ GiB ([0-9.]+ to )?[0-9.]+ reserved, of [0-9.]+ GiB",
+        r"Peak allocated [0-9.]+ GiB ([0-9.]+ to )?[0-9.]+ reserved, of [0-9.]+ GiB",
         r"OOM probability (< )?[0-9.]+ %",
         r"Basis .*interval from ",
         r"Optimality best of [0-9,]+ (plans|combinations)",

@@ -380,7 +380,7 @@ def test_a_page_has_all_of_an_answer(
     assert step is not None
     assert f"Megatron-LM: {page.line.partition(': ')[2]}" in words
     assert [fact.label for fact in page.facts] == [
-        *("Step time", "Tokens/s/GPU", "MFU", "Peak memory", "OOM probability")
+        *("Step time", "Tokens/s/GPU", "MFU", "Peak allocated", "OOM probability")
     ]
     for fact in page.facts:
         assert fact.value in words
