@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from scipy.stats import spearmanr
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.step import StepTime, step_time
-from autopar.rates.accuracy import Accuracy, load_accuracy, quantile_interval
+from autopar.rates.accuracy import Accuracy, load_accuracy
 from autopar.run.architecture import Experts
 from benchmarks.ledger_docs import (
     intervals_table,
@@ -37,10 +36,12 @@ from benchmarks.ledger_rows import Run, UnusableError, run_of
 from tests.data.read import read_csv, read_settings
 
 __all__ = [
+    "ClassKey",
     "Compared",
     "Priced",
     "Refused",
-    "classes_of",
+    "architectures_of",
+    "class_key",
     "interval_s",
     "main",
     "price_rows",
@@ -55,6 +56,10 @@ TABLES = (*SEEN, "published_runs_later")
 ACCURACY = (
     Path(__file__).resolve().parent.parent / "hardware_configs" / "accuracy" / "published.json"
 )
+
+
+ClassKey = tuple[str, bool, bool, bool]
+"""Stack, experts or none, adapters or none, site known or not."""
 
 
 class Compared(Protocol):
@@ -207,7 +212,8 @@ def price_rows(
         yield Priced(line, group, row, run, step)
 
 
-def _class_key(priced: Compared) -> tuple[str, bool, bool, bool]:
+def class_key(priced: Compared) -> ClassKey:
+    """Return the class of a run: stack, experts, adapters, site known."""
     run = priced.run
     experts = any(isinstance(block.mlp, Experts) for block in run.job.blocks)
     return run.machine.stack.name, experts, run.job.adapters is not None, run.site_known
@@ -220,57 +226,6 @@ def architectures_of(priced: Iterable[Compared]) -> list[str]:
         # groups are parts of a source, which the first word names
         sources[entry.run.machine.card.architecture or ""].add(entry.group.split()[0])
     return sorted(name for name, found in sources.items() if name and len(found) > 1)
-
-
-def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the errors of every class of runs, as `autopar.rates.accuracy` reads them.
-
-    Doubtful rows and rows on an architecture of a single source are left out, and so are classes
-    of a single row, which has no spread.
-    """
-    known = architectures_of(priced)
-    by_class: dict[tuple[str, bool, bool, bool], list[Compared]] = defaultdict(list)
-    for entry in priced:
-        counted = entry.run.machine.card.architecture in known
-        if counted and not entry.group.endswith(", doubtful"):
-            by_class[_class_key(entry)].append(entry)
-    found = []
-    for (stack, experts, adapters, known), entries in sorted(by_class.items()):
-        if len(entries) == 1:
-            continue
-        # rows of one source share a cluster and are weaker evidence for others: weighed as in the
-        # fit, where a source counts as the square root of its rows
-        of_source = Counter(entry.group for entry in entries)
-        low, high = quantile_interval(
-            [1.0 / (1.0 + entry.error) for entry in entries],
-            [1.0 / math.sqrt(of_source[entry.group]) for entry in entries],
-        )
-        found.append(
-            {
-                "stack": stack,
-                "experts": experts,
-                "adapters": adapters,
-                "site_known": known,
-                "rows": len(entries),
-                "sources": len({entry.group for entry in entries}),
-                "low": round(low, 4),
-                "high": round(high, 4),
-                "plan_spread": round(_plan_spread(entries), 4),
-            }
-        )
-    return found
-
-
-def _plan_spread(entries: Sequence[Compared]) -> float:
-    """Return the standard deviation of ln(measured / estimated) within sources."""
-    by_group: dict[str, list[float]] = defaultdict(list)
-    for entry in entries:
-        by_group[entry.group].append(-math.log1p(entry.error))
-    # a robust deviation: 1.48 medians of the distances from each source's own median
-    distances = [
-        abs(value - float(np.median(values))) for values in by_group.values() for value in values
-    ]
-    return 1.4826 * float(np.median(distances))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -299,7 +254,7 @@ def statistics_of(priced: Sequence[Compared], accuracy: Accuracy) -> dict[str, d
 
 def interval_s(entry: Compared, accuracy: Accuracy) -> tuple[float, float]:
     """Return the ends of the 90 % interval of the measured step time of a run, in seconds."""
-    stack, experts, adapters, known = _class_key(entry)
+    stack, experts, adapters, known = class_key(entry)
     found = accuracy.of(stack, experts=experts, adapters=adapters, site_known=known)
     return found.interval_s(entry.total_s)
 
@@ -467,10 +422,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--docs is of the shipped runs, and --runs names others")
     entries = list(price_rows(*read_runs(asked.runs, asked.settings)))
     if asked.write:
-        from benchmarks.ledger_left_out import left_out_rows
+        from benchmarks.ledger_left_out import classes_of, fits_without_each, left_out_rows
 
         ACCURACY.parent.mkdir(exist_ok=True)
-        found = left_out_rows((e.line, e) for e in entries if isinstance(e, Priced))
+        priced = ((e.line, e) for e in entries if isinstance(e, Priced))
+        found = left_out_rows(priced, fits_without_each())
         document = {
             "format": "autopar-accuracy",
             "version": 1,

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.intervals import covered_table
+from benchmarks.ledger import Priced, price_rows, read_runs
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -29,7 +31,12 @@ from benchmarks.ledger_constants import (
     ranges_around,
 )
 from benchmarks.ledger_docs import constants_table, left_out_table, write_tables
-from benchmarks.ledger_left_out import leave_out_each
+from benchmarks.ledger_left_out import (
+    classes_left_out,
+    fits_without_each,
+    leave_out_each,
+    left_out_rows,
+)
 
 __all__ = ["fit_shipped", "main"]
 
@@ -71,8 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.process_time()
     if asked.left_out:
         print(f"{'left out':52s} rows    bias  median    MAPE     p90  covered  | with it: MAPE")
-        cases = []
-        for case in leave_out_each():
+        cases, fits = [], fits_without_each()
+        priced = [e for e in price_rows(*read_runs()) if isinstance(e, Priced)]
+        everything = left_out_rows(((e.line, e) for e in priced), fits)
+        for case in leave_out_each(fits, everything):
             cases.append(case)
             f = case.found
             print(
@@ -80,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{f['mape']:7.1%} {f['p90']:7.1%} {f['coverage']:8.0%}  | {case.mape_with:14.1%}",
                 flush=True,
             )
-        table = {"left-out": left_out_table(cases)}
+        classes = covered_table(classes_left_out(everything), "sources")
+        print("\n" + classes)
+        table = {"left-out": left_out_table(cases), "left-out classes": classes}
     else:
         entries = [entry for entry in load_entries() if entry.group in FITTED]
         fitted = fit_shipped(entries, asked.rounds)

@@ -9,9 +9,10 @@ bytes per element, the shape of the formulas, GEMM surfaces.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,15 @@ from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine
 from autopar.records import replace
-from benchmarks.ledger import Compared, classes_of, statistics_of
+from benchmarks.intervals import Covered, Error, deviations_of, levels_of, widest_of
+from benchmarks.ledger import (
+    ClassKey,
+    Compared,
+    architectures_of,
+    class_key,
+    interval_s,
+    statistics_of,
+)
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -34,7 +43,7 @@ from benchmarks.ledger_constants import (
 )
 from benchmarks.ledger_rows import Run
 
-__all__ = ["LEFT_OUT", "Case", "leave_out_each", "left_out_rows"]
+__all__ = ["LEFT_OUT", "Case", "classes_left_out", "classes_of", "leave_out_each", "left_out_rows"]
 
 LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "BLOOM": ("BLOOM",),
@@ -52,6 +61,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "Megatron-MoE-ModelZoo": ("Megatron-MoE-ModelZoo",),
 }
 """Groups of the ledger that are one source."""
+_SOURCE_OF = {group: source for source, groups in LEFT_OUT.items() for group in groups}
 
 _NODES = 6
 _DEVIATIONS = 1.5
@@ -85,7 +95,7 @@ class Case(NamedTuple):
     """Mean absolute error of the same rows with the shipped constants and sites."""
 
 
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """A source that was held out, and the constants that were fitted without it."""
 
     values: list[float]
@@ -95,7 +105,7 @@ class _Fit(NamedTuple):
     """Its rows as on an unknown cluster, priced with `values`."""
 
 
-def _fits() -> dict[str, _Fit]:
+def fits_without_each() -> dict[str, Fit]:
     """Return the fit without each source of `LEFT_OUT`."""
     entries = load_entries()
     neutral = [constant.neutral for constant in CONSTANTS]
@@ -110,22 +120,19 @@ def _fits() -> dict[str, _Fit]:
         known = [entry for entry in entries if entry.group in left]
         without = [unknown[entry.line] for entry in known]
         rows = [(e, _estimated(e.run, put(e.run, values), e.group)) for e in without]
-        found[name] = _Fit(values, known, rows)
+        found[name] = Fit(values, known, rows)
     return found
 
 
-def leave_out_each() -> Iterator[Case]:
-    """Yield each source of `LEFT_OUT`; clusters with a site again without and with it."""
-    fits = _fits()
+def leave_out_each(fits: Mapping[str, Fit], everything: Sequence[Compared]) -> Iterator[Case]:
+    """Yield each source of `LEFT_OUT`; clusters with a site again without and with it.
+
+    everything : the rows of `left_out_rows`.
+    """
     shipped = [(e.line, _estimated(e.run, e.run.machine, e.group)) for e in load_entries()]
-    everything = left_out_rows(shipped, fits)
     for name, left in LEFT_OUT.items():
-        values, rows, estimated = fits[name]
-        others = [row for row in everything if row.group not in left]
-        accuracy = Accuracy(
-            classes=tuple(RunClass(**found) for found in classes_of(others)),
-            path=Path("without a source"),
-        )
+        values, rows, estimated = fits[name].values, fits[name].known, fits[name].rows
+        accuracy = _accuracy_without(everything, name)
         mape = float(np.mean([abs(row.error) for line, row in shipped if row.group in left]))
         without, exact = zip(*estimated, strict=True)
         yield Case(name, _statistics(exact, accuracy), mape)
@@ -144,23 +151,133 @@ def leave_out_each() -> Iterator[Case]:
 
 
 def left_out_rows(
-    shipped: Iterable[tuple[int, Compared]], fits: Mapping[str, _Fit] | None = None
+    shipped: Iterable[tuple[int, Compared]], fits: Mapping[str, Fit]
 ) -> list[Compared]:
     """Return rows with errors of constants that were fitted without their source.
 
-    Rows of sources that no fit uses, and rows of a known site, keep the errors of the shipped
-    constants. A row of a known site counts again, as on an unknown cluster.
+    Rows of sources that no fit uses keep the errors of the shipped constants. A row of a known site
+    counts twice: with the figures of its site, and as on an unknown cluster.
 
     shipped : rows with their line numbers, priced with the shipped constants.
     """
-    own = {entry.line: row for one in (fits or _fits()).values() for entry, row in one.rows}
-    found: list[Compared] = []
-    for line, row in shipped:
-        if line not in own or row.run.site_known:
-            found.append(row)
-        if line in own:
-            found.append(own[line])
+    own: dict[int, list[Compared]] = defaultdict(list)
+    for one in fits.values():
+        for entry in one.known:
+            if entry.run.site_known:
+                machine = put(entry.run, one.values)
+                own[entry.line].append(_estimated(entry.run, machine, entry.group))
+        for entry, row in one.rows:
+            own[entry.line].append(row)
+    return [row for line, given in shipped for row in own.get(line, [given])]
+
+
+# --------------------------------------------------------------------------------------------------
+# Intervals by class
+
+
+def source_of(row: Compared) -> str:
+    """Return the source of a row; groups that are excluded from one fit together are one source."""
+    return _SOURCE_OF.get(row.group, row.group)
+
+
+def classes_of(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return the errors of every class of runs, as `autopar.rates.accuracy` reads them.
+
+    Doubtful rows and rows on an architecture of a single source are excluded, and so are classes
+    without two rows of one source, which have no spread.
+    """
+    by_class: dict[ClassKey, list[Error]] = defaultdict(list)
+    for row in _counted(rows):
+        key = class_key(row)
+        by_class[key].append(Error(key, row.group, -math.log1p(row.error)))
+    found = []
+    for key, own in sorted(by_class.items()):
+        stack, experts, adapters, site_known = key
+        # a level is a fact about a cluster, whatever software runs on it
+        alike = [
+            each
+            for (_, _, adapted, known), errors in by_class.items()
+            if known == site_known and (adapters or not adapted)
+            for each in errors
+        ]
+        deviations = deviations_of(alike)
+        if key not in deviations:
+            continue
+        levels = list(levels_of(alike).values())
+        low, high = widest_of(levels, deviations[key], deviations)
+        found.append(
+            {
+                "stack": stack,
+                "experts": experts,
+                "adapters": adapters,
+                "site_known": site_known,
+                "rows": len(own),
+                "sources": len({each.source for each in own}),
+                "low": round(low, 4),
+                "high": round(high, 4),
+                "plan_spread": round(_plan_spread([value for value, _ in deviations[key]]), 4),
+            }
+        )
     return found
+
+
+def _counted(rows: Sequence[Compared]) -> list[Compared]:
+    """Return the rows that intervals are made of."""
+    known = architectures_of(rows)
+    return [
+        row
+        for row in rows
+        if row.run.machine.card.architecture in known and not row.group.endswith(", doubtful")
+    ]
+
+
+def _plan_spread(deviations: Sequence[float]) -> float:
+    """Return the standard deviation of ln(measured / estimated) within sources.
+
+    It is a robust one: 1.48 medians of the distances from each source's own median.
+    """
+    return 1.4826 * float(np.median(np.abs(deviations)))
+
+
+def _accuracy_without(rows: Sequence[Compared], source: str) -> Accuracy:
+    """Return the classes of all rows but those of a source."""
+    others = [row for row in rows if source_of(row) != source]
+    return Accuracy(
+        classes=tuple(RunClass(**found) for found in classes_of(others)),
+        path=Path("without a source"),
+    )
+
+
+def classes_left_out(rows: Sequence[Compared]) -> list[Covered]:
+    """Return by class how many rows are in the intervals that the other sources make.
+
+    rows : those of `left_out_rows`.
+    """
+    counted = _counted(rows)
+    by_class: dict[ClassKey, list[tuple[str, bool, float]]] = defaultdict(list)
+    for source in dict.fromkeys(map(source_of, counted)):
+        accuracy = _accuracy_without(rows, source)
+        for row in counted:
+            if source_of(row) == source:
+                low, high = interval_s(row, accuracy)
+                inside = low <= row.run.measured_s <= high
+                by_class[class_key(row)].append((source, inside, math.log(high / low)))
+    return [
+        Covered(
+            name=_class_name(key),
+            rows=len(found),
+            sources=len({source for source, _, _ in found}),
+            inside=sum(inside for _, inside, _ in found),
+            width=float(np.mean([width for _, _, width in found])),
+        )
+        for key, found in sorted(by_class.items())
+    ]
+
+
+def _class_name(key: ClassKey) -> str:
+    stack, experts, adapters, known = key
+    words = [stack, *("MoE",) * experts, *("adapters",) * adapters, *("site known",) * known]
+    return ", ".join(words)
 
 
 def _range(shipped: float, neutral: float, width: float) -> tuple[float, float]:

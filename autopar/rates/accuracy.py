@@ -3,17 +3,15 @@
 `python -m benchmarks.ledger --write` writes `hardware_configs/accuracy/published.json`. It contains
 the spread of measured over estimated time for every class of runs. A class is a software stack, MoE
 or dense models, adapters or all weights trained, and known or unknown site figures. Errors are
-those of constants that were fitted without the source of the run. The spread determines the
-interval of an estimate and the probability that one of two plans is faster.
+those of constants that were fitted without the source of the run (`benchmarks.intervals`). The
+spread determines the interval of an estimate and the probability that one of two plans is faster.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,12 +27,6 @@ from autopar.sources import CARD_ROLE, Source, stacks_of
 COVERAGE = 0.90
 """Fraction of runs whose measured time is in the interval of their estimate."""
 
-_FEW_SOURCES = 3
-"""Minimum number of sources of a class whose interval is used unchanged.
-
-Errors on one or two clusters do not describe others: nearly all runs of BLOOM were outside of an
-interval from two tuned clusters.
-"""
 _MOST = 100.0
 """Largest ratio of measured and estimated time in either direction."""
 
@@ -117,10 +109,9 @@ class Accuracy(Record):
         The interval spans those of all classes if the architecture has no published run, and with
         `few_runs`.
 
-        Classes of the same stack, with the same use of experts and adapters, are preferred, then
-        all classes with the same use of experts. Classes with adapters never count for runs without
-        them. Of several classes the one with the widest interval is returned. If it has fewer than
-        three sources, it gets the widest interval of similar classes.
+        Without a class of the stack, the class with the widest interval is returned, of those with
+        the same use of experts and the same knowledge of the site. Classes with adapters never
+        count for runs without them.
         """
         if architecture and self.architectures and architecture not in self.architectures:
             few_runs = f"few or none on {architecture}"
@@ -129,23 +120,13 @@ class Accuracy(Record):
             low, high = min(c.low for c in self.classes), max(c.high for c in self.classes)
             return replace(kind, low=low, high=high, unlike=few_runs)
         possible = [c for c in self.classes if adapters or not c.adapters]
-        same = [
-            c
-            for c in possible
-            if c.stack == stack and c.experts == experts and c.adapters == adapters
-        ]
-        exact = [c for c in same if c.site_known == site_known]
-        # A known site never makes an estimate less certain.
-        candidates = exact or (same if site_known else [c for c in same if not c.site_known])
-        if not candidates:
-            candidates = [c for c in possible if c.experts == experts] or possible
-        found = max(candidates, key=_width)
-        if found.sources >= _FEW_SOURCES:
-            return found
-        others = [c for c in possible if c.sources > 1]
-        alike = [c for c in others if c.experts == experts and c.site_known == site_known]
-        widest = max([found, *alike], key=_width)
-        return replace(found, low=min(found.low, widest.low), high=max(found.high, widest.high))
+        alike = [c for c in possible if c.experts == experts]
+        same = [c for c in alike if c.site_known == site_known]
+        exact = [c for c in same if c.stack == stack and c.adapters == adapters]
+        if adapters:  # of adapters few runs are known, whatever the site
+            same += [c for c in alike if c.adapters]
+        candidates = exact or same or alike or possible
+        return max(candidates, key=_width)
 
 
 def _width(entry: RunClass) -> float:
@@ -198,51 +179,3 @@ def probability_faster(one_s: float, other_s: float, plan_spread: float) -> floa
         return 0.5 if one_s == other_s else float(one_s < other_s)
     gap = math.log(other_s / one_s) / (plan_spread * math.sqrt(2.0))
     return 0.5 * (1.0 + math.erf(gap / math.sqrt(2.0)))
-
-
-_ENOUGH = 19
-"""Minimum number of values for which both quantiles are within the range of the values."""
-# fmt: off
-_STUDENT = (
-    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
-    1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740,
-)
-# fmt: on
-"""Quantile 0.95 of Student's t by degrees of freedom, from 1."""
-
-
-def quantile_interval(
-    ratios: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[float, float]:
-    """Return the ends of the 90 % prediction interval for another ratio of the same kind.
-
-    The ends are the quantiles at (n + 1) p of n values. With weights, they are where the cumulative
-    weight is p of the total plus one mean weight. Fewer than 19 values do not reach the quantiles;
-    the interval is then at least mean +- t s sqrt(1 + 1/n) of the logarithms, which is right for
-    normal errors. One value does not determine a spread, and the ends are the limits of the
-    document.
-    """
-    number = len(ratios)
-    if number <= 1:
-        return 1.0 / _MOST, _MOST
-    pairs = sorted(zip(map(math.log, ratios), weights or (1.0,) * number, strict=True))
-    values = [value for value, _ in pairs]
-    mean_weight = math.fsum(weight for _, weight in pairs) / number
-    sums = list(accumulate(weight / mean_weight for _, weight in pairs))
-    tail = (1.0 - COVERAGE) / 2.0
-    low, high = (_at(values, sums, side * (number + 1)) for side in (tail, 1.0 - tail))
-    if number < _ENOUGH:
-        mean = math.fsum(values) / number
-        square = math.fsum((value - mean) ** 2 for value in values) / (number - 1)
-        reach = _STUDENT[number - 2] * math.sqrt(square * (1 + 1 / number))
-        low, high = min(low, mean - reach), max(high, mean + reach)
-    return math.exp(low), math.exp(high)
-
-
-def _at(values: Sequence[float], sums: Sequence[float], place: float) -> float:
-    """Return the value at a place among ascending sums: interpolated, or the nearest end."""
-    above = bisect_left(sums, place)
-    if above in (0, len(sums)):
-        return values[min(above, len(sums) - 1)]
-    share = (place - sums[above - 1]) / (sums[above] - sums[above - 1])
-    return values[above - 1] + share * (values[above] - values[above - 1])

@@ -414,10 +414,10 @@ def fastest_within(
 ) -> tuple[EngineResult | None, bool]:
     """Return (engine with the fastest plan, True if this is proven), without alternatives.
 
-    gpu_s : result of `least_gpu_s`
-    sample_s : step seconds per sequence above which plans are not searched
-    shares : division of the time limit among several requests, this one included
-    spaces : searches by engine variant; those of this request are added
+    gpu_s : result of `least_gpu_s`.
+    sample_s : step seconds per sequence above which plans are not searched.
+    shares : division of the time limit among several requests, this one included.
+    spaces : searches by engine variant; those of this request are added.
     """
     from search.planning.uniform.best_first import UniformSearch
 

@@ -72,14 +72,15 @@ def choose(
 ) -> tuple[PricedRun | None, PricedRun | None]:
     """Return (chosen plan, safer plan); None for the fastest plan, and for no safer plan.
 
-    Chosen is, among the plans at most `within` slower than the fastest: a plan with an OOM
-    probability of at most `SAFE_RISK`, if there is one; of these, one without the first of
-    `TRAITS`, if there is one; of these, one without the second, and so on; of these, the fastest.
-    Each step is a proven search. If safe plans cost more, the fastest of them is the safer plan.
+    The choice is among the plans at most `within` slower than the fastest. First, it keeps those
+    with an OOM probability of at most `SAFE_RISK`, if there are any. Then it keeps those without
+    the first of `TRAITS`, if there are any, then those without the second, and so on. It returns
+    the fastest of the rest. Each step is a proven search. If all safe plans cost more than
+    `within`, the fastest of them is the safer plan.
 
-    fixed : constraints of the user; a trait that they require is kept
-    within, named : shares of the throughput that a chosen and a safer plan may cost
-    shares : division of the time limit among searches
+    fixed : constraints of the user. A trait that they require is kept.
+    within, named : shares of the throughput that a chosen and a safer plan may cost.
+    shares : division of the time limit among searches.
     """
     fixed = replace(fixed, precision=(fastest.choice.precision,))
 

@@ -350,10 +350,10 @@ class MemoryBounds:
     ) -> None:
         """Compute the bytes of one layer of each type.
 
-        run : run with one pipeline stage
-        words : recomputation policies
-        hosted : offload sets
-        kinds : type index of every layer
+        run : run with one pipeline stage.
+        words : recomputation policies.
+        hosted : offload sets.
+        kinds : type index of every layer.
         variant : returns the run with a given ZeRO stage, with one micro-batch or with several
         known : cache shared by runs that differ only in their expert sharding
         """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from autopar.rates.accuracy import Accuracy, RunClass
+from autopar.records import replace
+from benchmarks.intervals import covered_table
 from benchmarks.ledger_constants import (
     CONSTANTS,
     FITTED,
@@ -23,7 +26,13 @@ from benchmarks.ledger_constants import (
     ranges_around,
 )
 from benchmarks.ledger_docs import left_out_table, write_tables
-from benchmarks.ledger_left_out import LEFT_OUT, Case
+from benchmarks.ledger_left_out import (
+    LEFT_OUT,
+    Case,
+    Estimated,
+    classes_left_out,
+    classes_of,
+)
 
 SHIPPED = [constant.shipped for constant in CONSTANTS]
 NAMES = [constant.name for constant in CONSTANTS]
@@ -155,35 +164,54 @@ def test_without_a_site_nothing_of_the_cluster_is_known() -> None:
         assert (machine.factors.in_node, machine.factors.cross_node) == (1.0, 1.0)
 
 
-def run_class(stack: str, low: float, high: float, sources: int, *, known: bool) -> RunClass:
-    """Return a class of runs without experts."""
-    return RunClass(
-        stack=stack,
-        experts=False,
-        site_known=known,
-        rows=20,
-        sources=sources,
-        low=low,
-        high=high,
-        plan_spread=0.02,
-    )
+def row(group: str, stack: str, ratio: float, *, known: bool = False) -> Any:
+    """Return a row of 10 s on an H100 whose measured time is `ratio` times the estimated one."""
+    base = next(e.run for e in load_entries(use_site=False) if e.group == "NeMo")
+    machine = replace(base.machine, stack=replace(base.machine.stack, name=stack))
+    run = replace(base, machine=machine, site_known=known, measured_s=10.0)
+    return Estimated(group, run, 10.0 / ratio)
 
 
-def test_few_sources_are_as_uncertain_as_the_widest() -> None:
-    """A class of two sources is widened by one of more with the same knowledge, and by no other."""
-    few = run_class("few", 0.95, 1.04, 2, known=False)
-    many = run_class("many", 0.9, 1.3, 5, known=False)
-    single = run_class("single", 0.5, 2.0, 1, known=False)
-    known = run_class("known", 0.4, 3.0, 4, known=True)
-    accuracy = Accuracy(classes=(few, many, single, known), path=Path("a file"))
+def test_clusters_of_all_stacks_decide_the_level_of_a_class() -> None:
+    """A slow cluster of one stack widens the interval of another, and its own scatter does not."""
+    calm = [row(name, "a", 1.0 + d) for name in ("x", "y") for d in (-0.01, 0.0, 0.01) * 4]
+    wild = [row("z", "b", 1.3 * math.exp(d)) for d in np.linspace(-0.5, 0.5, 25)]
+    known = [row("v", "a", 1.0 + d, known=True) for d in (-0.01, 0.0, 0.01) * 8]
 
-    found = accuracy.of("few", experts=False, site_known=False)
+    alone = {c["stack"]: c for c in classes_of(calm) if not c["site_known"]}
+    both = {(c["stack"], c["site_known"]): c for c in classes_of([*calm, *wild, *known])}
 
-    assert (found.stack, found.low, found.high) == ("few", 0.9, 1.3)
-    assert accuracy.of("many", experts=False, site_known=False) is many
-    assert accuracy.of("known", experts=False, site_known=True) is known
-    own = accuracy.of("single", experts=False, site_known=False)
-    assert (own.low, own.high) == (0.5, 2.0)
+    assert alone["a"]["high"] < 1.02
+    assert 1.29 < both["a", False]["high"] < 1.32
+    assert both["a", False]["low"] == pytest.approx(alone["a"]["low"], abs=0.003)
+    assert both["b", False]["high"] > 1.7
+    assert both["a", True]["high"] < 1.02
+    assert (both["a", False]["rows"], both["a", False]["sources"]) == (24, 2)
+    # the spread of plans is within clusters
+    assert both["a", False]["plan_spread"] < 0.02 < both["b", False]["plan_spread"]
+
+
+def test_a_class_of_few_rows_is_as_uncertain_as_the_widest() -> None:
+    """Two near rows do not show the scatter of a stack; one has none and is no class."""
+    wild = [row("z", "b", math.exp(d)) for d in np.linspace(-0.5, 0.5, 25)]
+    few = [row("x", "a", 1.0), row("x", "a", 1.01), row("y", "c", 1.0)]
+
+    found = {c["stack"]: (c["low"], c["high"]) for c in classes_of([*wild, *few])}
+
+    assert found.keys() == {"a", "b"}
+    assert found["a"] == found["b"]
+
+
+def test_each_source_is_judged_by_the_others() -> None:
+    """All clusters of a source are held out together, and counts are of its rows."""
+    near = [row(name, "a", 1.0 + d) for name in "uvwx" for d in (-0.01, 0.0, 0.01) * 4]
+    # both are one source of the fit
+    far = [row(name, "a", 1.4) for name in ("MPT H100", "MPT fp8") for _ in range(3)]
+
+    (found,) = classes_left_out([*near, *far])
+
+    assert (found.rows, found.sources, found.inside) == (54, 5, 48)
+    assert "| a | 54 | 5 | 89 % |" in covered_table([found], "sources")
 
 
 def test_tables_are_written_between_their_markers(tmp_path: Path) -> None:
