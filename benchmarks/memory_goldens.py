@@ -31,9 +31,11 @@ from autopar.price.account import Account, account_of
 from autopar.price.oom_risk import PEAK_RATIOS, kind_of
 from autopar.run.run import Run
 from benchmarks import memory_odds as odds
+from benchmarks.intervals import LEAST, covered_table
 from benchmarks.ledger_docs import write_tables
 from benchmarks.memory_odds import COVERAGE, Ratio
-from benchmarks.published_peaks import published_peaks
+from benchmarks.published_peaks import first_counts, published_peaks
+from benchmarks.torchtitan_peaks import torch_layers_left_out
 from search.engines.megatron.read import ReadRun, read_run
 from search.engines.megatron.release import Release
 from tests.data.read import csv_path, read_csv
@@ -43,6 +45,7 @@ __all__ = [
     "Refused",
     "class_table",
     "classes_of",
+    "classes_table",
     "errors_by_class",
     "first_met",
     "intervals_of",
@@ -51,6 +54,7 @@ __all__ = [
     "price_row",
     "ratios_of",
     "read_goldens",
+    "unseen_table",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +64,8 @@ PAGE = ROOT / "docs" / "concepts" / "memory.md"
 WITHIN = (0.005, 0.02, 0.05)
 _WITHIN_2 = 1
 """Index of the limit that the page shows."""
+_UNITS = "configurations"
+"""Name of the held-out units in tables."""
 _MOST_GPUS = 4096
 
 
@@ -368,23 +374,41 @@ def _print_left_out(priced: Sequence[Priced]) -> None:
         if kind in densities:
             t, normal = densities[kind]
             print(f"  mean log density outside the fit: {t:.2f} Student's t, {normal:.2f} normal")
-    print("\n" + left_out_table(ratios))
+    print("\n" + unseen_table())
+    print(left_out_table(ratios))
+    print(classes_table(ratios))
     print(odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)))
 
 
-def left_out_table(ratios: Sequence[Ratio], below: float = math.inf) -> str:
-    """Return the coverage of intervals by held-out peaks, for docs/concepts/memory.md.
+def unseen_table() -> str:
+    """Return the coverage of runs that no count had used, for docs/concepts/memory.md."""
+    return covered_table([*first_counts(published_peaks()), torch_layers_left_out()], _UNITS)
+
+
+def left_out_table(ratios: Sequence[Ratio]) -> str:
+    """Return the coverage by kind with one configuration held out, for docs/concepts/memory.md."""
+    return covered_table(odds.configurations_left_out(ratios, PEAK_RATIOS), _UNITS)
+
+
+def classes_table(ratios: Sequence[Ratio], below: float = math.inf) -> str:
+    """Return the coverage of intervals by held-out classes, for docs/concepts/memory.md.
+
+    Classes of fewer than `LEAST` rows have counts.
 
     below : coverage below which a class is listed; the page lists those below the nominal one.
     """
     lines = [
-        "| held out | rows | coverage, as its own kind | as a kind with few runs |",
+        "| held out | rows | inside, as its own kind | as a kind with few runs |",
         "|---|---|---|---|",
     ]
-    rows, share = odds.configurations_left_out(ratios, PEAK_RATIOS)
-    lines.append(f"| one configuration at a time | {rows} | {100 * share:.0f} % | |")
+
+    def shown(number: int, share: float) -> str:
+        if number >= LEAST:
+            return f"{100 * share:.0f} %"
+        return f"{round(number * share)} of {number}"
+
     lines += [
-        f"| {name} | {number} | {100 * own:.0f} % | {100 * unseen:.0f} % |"
+        f"| {name} | {number} | {shown(number, own)} | {shown(number, unseen)} |"
         for name, number, own, unseen in sorted(
             odds.classes_left_out(ratios, PEAK_RATIOS),
             key=lambda found: (found[3], found[2], found[0]),
@@ -432,7 +456,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = [*ratios_of(priced), *first_met()]
         tables = {
             "classes": class_table(priced),
-            "left out": left_out_table(ratios, COVERAGE),
+            "unseen": unseen_table(),
+            "left out": left_out_table(ratios),
+            "features": classes_table(ratios, COVERAGE),
             "odds": odds.odds_table(odds.reliability(ratios, at_least=PEAK_RATIOS)),
         }
         write_tables(tables, PAGE)

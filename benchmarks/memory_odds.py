@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.price.oom_risk import probability_of_ratio
+from benchmarks.intervals import Covered
 
 __all__ = [
     "COVERAGE",
@@ -143,17 +144,29 @@ def _without(
 
 def configurations_left_out(
     ratios: Sequence[Ratio], at_least: Intervals = NO_INTERVALS
-) -> tuple[int, float]:
-    """Return the number of rows and their coverage with their own configuration held out."""
-    inside: list[bool] = []
+) -> list[Covered]:
+    """Return by kind how many rows are in the intervals of all other configurations."""
+    found: dict[str, list[tuple[str, bool, float]]] = defaultdict(list)
     for config in dict.fromkeys(each.config for each in ratios):
         out, intervals = _without(
             ratios,
             lambda each, config=config: each.config == config,
             at_least,  # type: ignore[misc]
         )
-        inside += [covered(each, intervals) for each in out]
-    return len(inside), float(np.mean(inside))
+        for each in out:
+            low, high = intervals.get(each.kind, intervals["pooled"])
+            width = math.log(high / low)
+            found[each.kind].append((config, covered(each, intervals), width))
+    return [
+        Covered(
+            name=kind,
+            rows=len(rows),
+            sources=len({config for config, _, _ in rows}),
+            inside=sum(inside for _, inside, _ in rows),
+            width=float(np.mean([width for _, _, width in rows])),
+        )
+        for kind, rows in sorted(found.items())
+    ]
 
 
 def classes_left_out(

@@ -14,6 +14,7 @@ compared.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -25,10 +26,17 @@ import numpy as np
 
 from autopar.documents.json import write_json
 from autopar.price.account import Account, account_of
-from autopar.price.oom_risk import CONTEXT_BYTES, oom_probability_at, reserved_interval
+from autopar.price.oom_risk import (
+    CONTEXT_BYTES,
+    PEAK_RATIOS,
+    kind_of,
+    oom_probability_at,
+    reserved_interval,
+)
 from autopar.run.run import Run
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds
+from benchmarks.intervals import Covered
 from benchmarks.ledger_docs import write_tables
 from search.engines.megatron.read import read_run
 from search.engines.megatron.release import Release
@@ -37,6 +45,7 @@ from tests.data.read import read_csv
 __all__ = [
     "Compared",
     "errors_by_source",
+    "first_counts",
     "main",
     "not_compared",
     "peaks_table",
@@ -322,26 +331,56 @@ def reserved_ratios(rows: Sequence[Compared]) -> list[float]:
     ]
 
 
+def first_counts(rows: Sequence[Compared]) -> list[Covered]:
+    """Return how many measured peaks are in the intervals of the first count of their launch.
+
+    No error of these launches was known when they were counted. The bytes that the peak rank of a
+    stage reserved are compared with the interval that reports print.
+    """
+    peaks: list[tuple[str, bool, float]] = []
+    reserved: list[tuple[str, bool, float]] = []
+    for row in rows:
+        if row.what != "allocated":
+            continue
+        first = row.first_bytes or row.ours_bytes
+        low, high = PEAK_RATIOS[kind_of(row.run)]
+        peaks.append((row.name, low <= row.published_bytes / first <= high, math.log(high / low)))
+        if row.reserved_bytes is not None:
+            low, high = reserved_interval(row.run, first)
+            inside = low <= row.reserved_bytes[1] <= high
+            reserved.append((row.name, inside, math.log(high / low)))
+    return [
+        Covered(
+            name=name,
+            rows=len(found),
+            sources=len({config for config, _, _ in found}),
+            inside=sum(inside for _, inside, _ in found),
+            width=float(np.mean([width for _, _, width in found])),
+        )
+        for name, found in (
+            ("first counts, allocated", peaks),
+            ("first counts, reserved", reserved),
+        )
+    ]
+
+
 def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
     """Return the share of peak ranks inside the 90 % interval, and bins of OOM probability.
 
-    Probabilities are those of `autopar check`, on fictitious devices: the memory after the context
-    is the counted bytes times 0.9 to 1.2.
+    Both are of the first count of each launch. Probabilities are those of `autopar check`, on
+    fictitious devices: the memory after the context is the first count times 0.9 to 1.2.
     """
-    inside: list[bool] = []
     pairs: list[tuple[float, bool]] = []
     for row in rows:
         if row.reserved_bytes is None:
             continue
         most = row.reserved_bytes[1]
-        low, high = reserved_interval(row.run, row.ours_bytes)
-        inside.append(low <= most <= high)
+        first = row.first_bytes or row.ours_bytes
         for ratio in np.geomspace(0.9, 1.2, 121):
-            left = ratio * row.ours_bytes
-            pairs.append(
-                (oom_probability_at(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left)
-            )
-    return float(np.mean(inside)), list(odds.binned(pairs))
+            left = ratio * first
+            pairs.append((oom_probability_at(row.run, first, left + CONTEXT_BYTES), most > left))
+    _, reserved = first_counts(rows)
+    return reserved.coverage, list(odds.binned(pairs))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -78,9 +78,12 @@ def test_what_is_left_out_has_no_say() -> None:
     found = {name: rest for name, *rest in classes_left_out([*near, *wide, *far])}
     assert found == {"far": [3, 0.0, 1.0]}
     assert [*classes_left_out(far)] == []
-    rows, share = configurations_left_out([*near, *wide, *far])
-    assert rows == 83
-    assert 0.85 < share < 0.96
+    dense, few = configurations_left_out([*near, *wide, *far])
+    assert (dense.rows, dense.sources, few.rows) == (43, 43, 40)
+    assert 0.85 < (dense.inside + few.inside) / 83 < 0.96
+    # the widths of Student's t of two degrees are 2 x 2.92 scales
+    assert 4 < dense.width / 0.001 < 12
+    assert 4 < few.width / 0.03 < 12
 
 
 def test_odds_of_what_is_drawn_as_said() -> None:

@@ -1,18 +1,15 @@
 """Job files of torchtitan under `autopar check`: published ones are read, broken ones found.
 
-The runs are those of torchtitan's `benchmarks/llama3_h100_202412_torchtitan.md` and of
-`llama3-8b_h200_202506_trainy-whitefiber.md`, their files written from the settings given there;
-memory is what its log calls so, the most that PyTorch's allocator had reserved.
+The published runs are those of `benchmarks.torchtitan_peaks`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -25,153 +22,22 @@ from autopar.price.sharded_peak import live_points
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
-from autopar.run.run import Run, run_with_split
+from autopar.run.run import run_with_split
 from autopar.units import GIB
+from benchmarks.torchtitan_peaks import RUNS, peak_bytes, read as read_run
 from search.commands import check
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
-from search.engines.torchtitan.read import read_titan
 from tests.runs import run_of
 from tests.step_cases import card_named, stack_named
 
 MACHINE = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
 
-_2024 = """
-[job]
-dump_folder = "./outputs"
-[model]
-name = "llama3"
-flavor = "{flavor}"
-norm_type = "rmsnorm"
-[optimizer]
-name = "AdamW"
-lr = 3e-4
-[training]
-batch_size = {batch}
-seq_len = {seq}
-warmup_steps = 200
-max_norm = 1.0
-steps = 1000
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = -1
-tensor_parallel_degree = {tp}
-compile = {compile}
-dataset = "c4"
-[experimental]
-context_parallel_degree = {cp}
-pipeline_parallel_degree = {pp}
-{pipeline}
-[checkpoint]
-enable_checkpoint = false
-[activation_checkpoint]
-mode = "{mode}"
-{option}
-[float8]
-enable_float8_linear = {float8}
-enable_fsdp_float8_all_gather = {float8}
-precompute_float8_dynamic_scale_for_fsdp = {float8}
-"""
-_H200 = """
-[model]
-name = "llama3"
-flavor = "8B"
-tokenizer_path = "./assets/tokenizer/original/tokenizer.model"
-converters = ["float8"]
-[optimizer]
-name = "AdamW"
-lr = 3e-4
-eps = 1e-8
-[lr_scheduler]
-warmup_steps = 200
-[training]
-local_batch_size = 2
-seq_len = 8192
-max_norm = 1.0
-steps = 2000
-compile = true
-dataset = "c4"
-[parallelism]
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = -1
-tensor_parallel_degree = 1
-pipeline_parallel_degree = 1
-context_parallel_degree = 1
-[checkpoint]
-enable_checkpoint = false
-[activation_checkpoint]
-mode = "selective"
-selective_ac_option = "op"
-[float8]
-enable_fsdp_float8_all_gather = true
-precompute_float8_dynamic_scale_for_fsdp = true
-force_recompute_fp8_weight_in_bwd = true
-filter_fqns = ["output"]
-"""
-
-
-class Published(NamedTuple):
-    """A published run: its file, its GPUs, and the GiB that it reserved."""
-
-    text: str
-    gpus: int
-    memory_gib: float
-
-
-def _run(
-    flavor: str, gpus: int, memory_gib: float, *, batch: int, seq: int = 8192, tp: int = 1,
-    cp: int = 1, pp: int = 1, compiled: bool = True, float8: bool = True, op: bool = False,
-    pipeline: str = "",
-) -> Published:  # fmt: skip
-    yes = {True: "true", False: "false"}
-    text = _2024.format(
-        flavor=flavor, batch=batch, seq=seq, tp=tp, cp=cp, pp=pp, compile=yes[compiled],
-        float8=yes[float8], mode="selective" if op else "full",
-        option='selective_ac_option = "op"' if op else "", pipeline=pipeline,
-    )  # fmt: skip
-    return Published(text, gpus, memory_gib)
-
-
-RUNS: dict[str, Published] = {
-    "8B eager": _run("8B", 8, 82.4, batch=2, compiled=False, float8=False, op=True),
-    "8B compiled": _run("8B", 8, 77.0, batch=2, float8=False, op=True),
-    "8B fp8": _run("8B", 8, 76.8, batch=2, op=True),
-    "8B eager, 128": _run("8B", 128, 67.0, batch=2, compiled=False, float8=False, op=True),
-    "8B compiled, 128": _run("8B", 128, 62.0, batch=2, float8=False, op=True),
-    "8B fp8, 128": _run("8B", 128, 61.8, batch=2, op=True),
-    "8B 32k": _run("8B", 8, 83.9, batch=1, seq=32768),
-    "8B 64k": _run("8B", 8, 84.2, batch=1, seq=65536, cp=2),
-    "8B 128k": _run("8B", 8, 84.0, batch=1, seq=131072, cp=4),
-    "8B 256k": _run("8B", 8, 84.5, batch=1, seq=262144, cp=8),
-    "70B": _run("70B", 256, 71.9, batch=16, tp=8),
-    "70B async": _run(
-        "70B", 256, 67.6, batch=16, tp=8, pipeline="enable_async_tensor_parallel = true"
-    ),
-    "405B": _run("405B", 512, 82.5, batch=32, tp=8, pp=8,
-                 pipeline="enable_async_tensor_parallel = true"),
-    "405B looped": _run(
-        "405B", 512, 72.7, batch=32, tp=8, pp=8,
-        pipeline='pipeline_parallel_schedule = "interleaved_1f1b"\n'
-        "pipeline_parallel_microbatches = 16\nenable_async_tensor_parallel = true",
-    ),
-    "405B 32k": _run("405B", 512, 75.3, batch=8, seq=32768, tp=8, pp=8),
-    "405B 64k": _run("405B", 512, 75.9, batch=8, seq=65536, tp=8, pp=8, cp=2),
-    "405B 128k": _run("405B", 512, 77.1, batch=8, seq=131072, tp=8, pp=8, cp=4),
-    "405B 256k": _run("405B", 512, 84.9, batch=8, seq=262144, tp=8, pp=8, cp=8),
-    "8B H200": Published(_H200, 32, 47.96),
-    "8B H200, 64": Published(_H200, 64, 46.97),
-}  # fmt: skip
+_H200 = RUNS["8B H200"].text
 _RESERVED_OVER_PREDICTED = (1.06, 1.23)
 """Between which all of them lie; what of it is known is in docs/concepts/memory.md."""
-
-
-def _read(text: str, gpus: int) -> Run:
-    return read_titan(tomllib.loads(text), world_size=gpus, gpu="h100-80gb").run
-
-
-def _peak_bytes(run: Run) -> int:
-    return max(account_of(run, at).peak_bytes for at in range(run.strategy.pp))
 
 
 @pytest.fixture
@@ -197,7 +63,7 @@ def test_published_runs_are_read_and_near_their_memory(
     kinds = {finding.kind for finding in file.findings}
     assert kinds <= {"no effect"}, file.findings
     assert not file.withdrawn
-    ratio = run.memory_gib * GIB / _peak_bytes(file.run)
+    ratio = run.memory_gib * GIB / peak_bytes(file.run)
     low, high = _RESERVED_OVER_PREDICTED
     assert low < ratio < high, (name, ratio)
     assert file.stack == ("torchtitan-eager" if "eager" in name else "torchtitan-compiled")
@@ -205,7 +71,7 @@ def test_published_runs_are_read_and_near_their_memory(
 
 def test_differences_between_published_runs_are_predicted() -> None:
     """What sharding and the compiler save: states over 16 times the ranks, a matrix's output."""
-    peaks = {name: _peak_bytes(_read(run.text, run.gpus)) / GIB for name, run in RUNS.items()}
+    peaks = {name: peak_bytes(read_run(run.text, run.gpus)) / GIB for name, run in RUNS.items()}
     for one, other in (
         ("8B eager", "8B eager, 128"),
         ("8B compiled", "8B compiled, 128"),
