@@ -178,6 +178,45 @@ class WhyNotEntry(WhyNotPlanEntry):
     rule: str
 
 
+class BatchingEntry(Record):
+    """Throughput and memory of a plan with one way to batch samples of different lengths."""
+
+    batching: str
+    """Value of `--batching`."""
+    row_tokens: float
+    """Mean computed tokens of a sequence of a micro-batch, padding included."""
+    real_share: float
+    """Share of the computed tokens that is no padding."""
+    step_time_s: float
+    """Mean step time, that of the slowest data-parallel rank."""
+    step_time_interval_s: list[float]
+    """90 % interval of the step time."""
+    real_tokens_per_s_per_gpu: float
+    """Tokens without padding."""
+    imbalance: float
+    """Step time of the slowest data-parallel rank over the mean."""
+    peak_bytes: dict[str, int]
+    """Peak memory that 50, 90 and 99 % of the steps do not exceed (`p50`, `p90`, `p99`), and that
+    of the longest row of the run (`max`)."""
+    oom_probability: float
+    """Probability that the run is out of memory in any of its steps."""
+    steps_above_memory: float
+    """Share of the steps whose peak exceeds the memory of the GPU without 1 GiB for CUDA."""
+
+
+class LengthsEntry(Record):
+    """Plan with the lengths of its samples (`--lengths`)."""
+
+    samples: int
+    mean_tokens: float
+    cut: float
+    """Share of the samples that are longer than the sequence length."""
+    steps: int
+    """Steps of the run."""
+    batchings: list[BatchingEntry]
+    """The asked way to batch, then the others, the fastest first."""
+
+
 class LaunchAnswer(LaunchDocument):
     """Answer of a search for uniform plans, or of `autopar-explain` for one, after the head."""
 
@@ -189,6 +228,8 @@ class LaunchAnswer(LaunchDocument):
     """Parts of the cluster searched with `part`."""
     frontier: list[FrontierEntry] = field(default_factory=list)
     """Best plans by memory budget, with `--frontier`."""
+    lengths: LengthsEntry | None = None
+    """The best plan with the samples of `--lengths`."""
     best: WhyNotPlanEntry | None = None
     """For `explain`: the fastest plan of its engine."""
     one_more_gib: WhyNotPlanEntry | None = None

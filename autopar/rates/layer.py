@@ -259,22 +259,27 @@ def _core_s(
     # Ranks have whole sequences of fewer heads (Ulysses), or parts of sequences (ring).
     shares, ranks = split.heads * exchanged, job.cp // exchanged
     kernel, heads = _kernel(machine, job), attention.heads / shares
+    sequences, seq = split.sequences, float(job.seq)
+    if job.attended is not None and keys is None and kernel != "unfused":
+        # As many pairs of queries and keys as in sequences of this length and equally many tokens;
+        # unfused attention computes the scores of all pairs, masked or not.
+        sequences, seq = sequences * (seq / job.attended), job.attended
     if kernel == "unfused":
         if ranks > 1:
             raise InputError(f"attention with materialised scores has no ring: cp is {job.cp}")
         dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
         return unfused_attention_s(
             machine.kernels,
-            split.sequences,
+            sequences,
             heads,
-            job.seq if keys is None else math.sqrt(job.seq * keys),
+            seq if keys is None else math.sqrt(seq * keys),
             head_dim=attention.width,
             phase=phase,
             dtype=dtype,
             clock=machine.kernels.product_clock(dtype, machine.clock),
             sustained=True,
         )
-    part, window = job.seq / ranks, attention.window
+    part, window = seq / ranks, attention.window
     if backward and kernel in _LOW_PRECISION:
         # In cuDNN's tables the 8-bit backward takes as long with a window of 128 tokens as without
         # one, for 2 to 32 Ki tokens.
@@ -282,14 +287,14 @@ def _core_s(
     # A rank has an early and a late half, which together see (s / 2c) s pairs of queries and keys.
     halves = job.keys_gathered and ranks > 1
     # A narrow window gives every query equally many pairs, on any rank.
-    narrow = window is not None and window < job.seq / 2
+    narrow = window is not None and window < seq / 2
     if halves and attention.causal and not narrow:
         return attention_s(
             machine.kernels,
-            split.sequences,
+            sequences,
             heads,
             part / 2,
-            job.seq,
+            seq,
             kernel=kernel,
             phase=phase,
             kv_heads=np.maximum(1.0, attention.kv_heads / shares),
@@ -301,9 +306,9 @@ def _core_s(
     if ranks > 1 and attention.causal and not narrow:
         return ring_attention_s(
             machine.kernels,
-            split.sequences,
+            sequences,
             heads,
-            job.seq,
+            seq,
             ranks,
             kernel=kernel,
             phase=phase,
@@ -314,10 +319,10 @@ def _core_s(
         )
     return attention_s(
         machine.kernels,
-        split.sequences,
+        sequences,
         heads,
         part,
-        keys or (min(job.seq, part + window) if window is not None and ranks > 1 else job.seq),
+        keys or (min(seq, part + window) if window is not None and ranks > 1 else seq),
         kernel=kernel,
         phase=phase,
         kv_heads=np.maximum(1.0, attention.kv_heads / shares),

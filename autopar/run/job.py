@@ -201,6 +201,9 @@ class Job(Record):
     """MTP layers per stage; empty if the last stage has all."""
     skew: float = 1.0
     """Tokens of the busiest expert rank over the mean."""
+    attended: float | None = None
+    """Length of the documents in a packed sequence that attention does not cross, tokens: the mean
+    over tokens of the length of their document. None: a sequence is one document."""
 
     @property
     def micro_batches(self) -> int:

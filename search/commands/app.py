@@ -18,6 +18,7 @@ from autopar.command.answers import answers_stdout, emit_answer, headed, without
 from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
+from autopar.training.lengths import Batching, Lengths, read_lengths
 
 if TYPE_CHECKING:
     from search.show.pictures.files import Pictures
@@ -99,6 +100,47 @@ class ScriptSpec:
         (), help="environment variable of the script (repeatable)", panel=SCRIPT,
         metavar="NAME=VALUE",
     )  # fmt: skip
+
+
+TUNING = "Fine-tuning"
+"""Panel of the options of samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsSpec:
+    """Lengths of the samples, and how micro-batches are made of them."""
+
+    lengths: str | None = option(
+        None,
+        help="file of sample lengths (LENGTH or LENGTH,COUNT a line), or p50=310,p99=1800,max=4096",
+        brief="lengths of samples: file, or p50=310,max=4096",
+        panel=TUNING,
+        metavar="FILE|PERCENTILES",
+    )
+    batching: Batching | None = option(
+        None,
+        help="rows of a micro-batch made of samples of --lengths",
+        panel=TUNING,
+        shown="that of the launch script, where it is known",
+    )
+    steps: int | None = option(
+        None,
+        help="steps of the run, for its OOM probability with --lengths",
+        panel=TUNING,
+        low=1,
+        high=1 << 32,
+        shown="one epoch of the samples",
+    )
+
+
+def lengths_of(asked: LengthsSpec) -> Lengths | None:
+    """Return the lengths of options, None if they are not given; raises like `read_lengths`."""
+    if asked.lengths is not None:
+        return read_lengths(asked.lengths)
+    for name, value in (("batching", asked.batching), ("steps", asked.steps)):
+        if value is not None:
+            raise OptionError(f"--{name} needs --lengths", remedy="Add --lengths FILE")
+    return None
 
 
 def with_script(execute: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:

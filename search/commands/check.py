@@ -15,9 +15,12 @@ from autopar.documents.catalog import spelled_hardware
 from autopar.errors import FAILED, UNUSABLE
 from search.commands.app import (
     SCRIPT,
+    TUNING,
+    LengthsSpec,
     ScriptSpec,
     files_read,
     leave,
+    lengths_of,
     with_script,
     working,
     write_answer,
@@ -29,9 +32,13 @@ if TYPE_CHECKING:
     from autopar.rates.accuracy import Accuracy
     from autopar.rates.card import Card
     from autopar.rates.site import Site
+    from autopar.training.lengths import Lengths
     from search.check.alternatives import BestChanges
     from search.engines.reader import CheckedFile
+    from search.questions.lengths import LengthsAnswer
     from search.show.pictures.files import Pictures
+
+    _Shown = tuple[CheckedFile, Target, Assessment | None, BestChanges | None, LengthsAnswer | None]
 
 _NAME = "autopar-check"
 _WHAT, _WHERE, _OUT = SCRIPT, "Cluster", "Output"
@@ -39,7 +46,7 @@ _CARD = "h100-80gb"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckSpec:
+class CheckSpec(LengthsSpec):
     """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
@@ -138,8 +145,8 @@ class CheckSpec:
 COMMAND = Command(
     name=_NAME,
     usage="FILE... [OPTIONS]",
-    fills=(CheckSpec, ScriptSpec),
-    panels=(_WHAT, _WHERE, _OUT),
+    fills=(CheckSpec, ScriptSpec, LengthsSpec),
+    panels=(_WHAT, _WHERE, TUNING, _OUT),
     intro=f"""Check a launch script without running it: errors, memory per stage, OOM probability,
 step time, and faster plans with a few changes. The screen abbreviates: mbs = micro-batch size x
 micro-batches per step, vp = virtual pipeline size (chunks per stage).
@@ -174,6 +181,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.show.summary import SCREEN_WIDTH
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
+    lengths = lengths_of(asked)
     given = _place(asked)
     if asked.stack is not None:
         given.target(asked.stack)  # report a wrong option before any file is read
@@ -187,7 +195,7 @@ def _execute(raw: dict[str, Any]) -> int:
         option = "--html" if asked.html is not None else "--trace"
         raise OptionError(f"{option} needs one launch script, got {len(asked.files)} files")
     documents: list[dict[str, Any]] = []
-    shown: list[tuple[CheckedFile, Target, Assessment | None, BestChanges | None]] = []
+    shown: list[_Shown] = []
     patches: list[str] = []
     says = unread = False
     for path in asked.files:
@@ -204,6 +212,7 @@ def _execute(raw: dict[str, Any]) -> int:
                 micro_batch=asked.micro_batch_size,
                 global_batch=asked.global_batch_size,
                 precision=asked.precision,
+                lengths=lengths is not None,
                 ignored=asked.check_ignore,
             )
             file = read(path)
@@ -218,12 +227,15 @@ def _execute(raw: dict[str, Any]) -> int:
         if place.world_size is None:
             place, file = place.with_nodes(file)
         target = place.target(asked.stack or file.stack)
-        assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
-        says |= bool(file.findings) or not fits_of(file, assessment, target)
-        documents.append(check_document(file, target, assessment, neighbours))
+        # changes are searched for full rows, so they are no answer for other lengths
+        wanted = asked.neighbours and lengths is None
+        assessment, neighbours = _priced(file, target, neighbours=wanted)
+        samples = _samples(file, target, assessment, lengths, asked)
+        says |= bool(file.findings) or not fits_of(file, assessment, target, samples)
+        documents.append(check_document(file, target, assessment, neighbours, samples))
         if pictures.any:
             _draw(pictures, file, target, assessment)
-        shown.append((file, target, assessment, neighbours))
+        shown.append((file, target, assessment, neighbours, samples))
         if asked.diff:
             patches.append(_patch(file, neighbours, read))
     exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
@@ -242,6 +254,26 @@ def _execute(raw: dict[str, Any]) -> int:
             console.print()
         show_check(console, *one, verbose=asked.verbose, strict=asked.strict)
     return exit_code
+
+
+def _samples(
+    file: CheckedFile,
+    target: Target,
+    assessment: Assessment | None,
+    lengths: Lengths | None,
+    asked: CheckSpec,
+) -> LengthsAnswer | None:
+    """Return throughput and memory of a file's run over samples of different lengths.
+
+    None without lengths, and for a run without a step time. Raises InputError if it is not known
+    how the run batches samples, or if its rows cannot be of different lengths.
+    """
+    from search.questions.lengths import question_of, with_lengths
+
+    if lengths is None or assessment is None or assessment.step is None:
+        return None
+    question = question_of(lengths, asked.batching, asked.steps, file.batching)
+    return working("pricing other lengths", lambda: with_lengths(assessment, target, question))
 
 
 def _patch(

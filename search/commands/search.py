@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from autopar.command.fields import option
+from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
@@ -22,10 +22,13 @@ from autopar.records import (
     replace,
 )
 from autopar.sanity_checks import InputWarning
+from autopar.training.lengths import ROWS_DIFFER
 from search.commands.app import (
+    LengthsSpec,
     emit,
     files_read,
     leave,
+    lengths_of,
     unwritable,
     working,
     write_pictures,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from search.planning.session import Session
     from search.planning.uniform.answer import UniformResult
     from search.questions.goals import GoalResult
+    from search.questions.lengths import LengthsQuestion
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
@@ -62,7 +66,7 @@ class SkeletonSpec:
 
 COMMAND = Command(
     name=_NAME,
-    fills=(*FILLS, SkeletonSpec),
+    fills=(*FILLS, LengthsSpec, SkeletonSpec),
     panels=PANELS,
     first=(),
     family="search",
@@ -91,7 +95,7 @@ def _answered(raw: Mapping[str, object]) -> int:
     """Print the fastest uniform or per-layer plan, or a given one; return the exit code."""
     asked = dict(raw)
     skeleton = asked.pop("write-skeleton", None)
-    raw = asked
+    raw, samples = _with_samples(asked)
     request = build_request(raw)
     if skeleton is not None:
         return _write_skeleton(request, Path(str(skeleton)))
@@ -103,6 +107,10 @@ def _answered(raw: Mapping[str, object]) -> int:
     path = request.output.evaluate
     _check_goal(request)
     if path is not None:
+        if samples is not None:
+            raise OptionError(
+                "--lengths cannot be combined with --evaluate", remedy="Use autopar check --lengths"
+            )
         return _evaluate(request, path, raw)
     from search.planning.choose import Solved, completed
     from search.questions.goals import solved_goal
@@ -124,13 +132,37 @@ def _answered(raw: Mapping[str, object]) -> int:
         solved = Solved(request=request, found=found, per_layer=per_layer)
         return working("searching other budgets", lambda: frontier(route, solved))
 
-    if found.launches is not None and not found.layers_differ:
-        return _show_launches(request, found.launches, reached, points(None))
+    if found.launches is not None and (samples is not None or not found.layers_differ):
+        return _show_launches(request, found.launches, reached, points(None), samples)
+    if samples is not None:
+        raise OptionError(
+            "--lengths needs a uniform plan, not a per-layer plan", remedy="Add --engine any"
+        )
     code = _show_plan(found, reached, points)
     if found.why and code == 0:
         # If a plan was found, an unusable input is only reported.
         say(f"{_NAME}: answered with {found.why}")
     return code
+
+
+def _with_samples(asked: dict[str, object]) -> tuple[dict[str, object], LengthsQuestion | None]:
+    """Return the options of the search, and the question of `--lengths`; None without it.
+
+    Rows of different lengths add `--pp 1`, as stages of a pipeline exchange messages of one size.
+    """
+    rows = rows_of(LengthsSpec)
+    own = {row.name: asked.pop(row.name) for row in rows if row.name in asked}
+    spec = make(LengthsSpec, read_values(rows, own))
+    lengths = lengths_of(spec)
+    if lengths is None:
+        return asked, None
+    from search.questions.lengths import question_of
+
+    question = question_of(lengths, spec.batching, spec.steps, None)
+    if spec.batching in ROWS_DIFFER and asked.get("pp") is None:
+        say(f"{_NAME}: --batching {spec.batching}; using --pp 1, as its rows have many lengths")
+        asked["pp"] = "1"
+    return asked, question
 
 
 def _write_skeleton(request: Request, target: Path) -> int:
@@ -244,8 +276,12 @@ def _show_launches(
     found: UniformResult,
     reached: GoalResult | None,
     frontier: Sequence[SearchResult] | None,
+    samples: LengthsQuestion | None,
 ) -> int:
-    """Print and write the best uniform plan, or print why there is none; return the exit code."""
+    """Print and write the best uniform plan, or print why there is none; return the exit code.
+
+    samples : lengths of the samples, with which the plan is priced, too; None for full rows.
+    """
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
     from search.show.files import launch_file_name, launch_result, launch_text
@@ -257,6 +293,11 @@ def _show_launches(
     document |= _goal_entry(reached)
     if found.best is None:
         return _show_none(request, found, document)
+    rows: list[tuple[str, str]] = []
+    if samples is not None:
+        rows, document["lengths"] = working(
+            "pricing other lengths", lambda: _sampled(found, samples)
+        )
     files: dict[Path, str] = {}
     says = []
     if request.output.config_path is not None:
@@ -273,12 +314,45 @@ def _show_launches(
     drawn = working(doing, lambda: pictures.of_answer(found, curves=True, frontier=frontier or ()))
     says += _batch_lines(found, reached)
     plan = next(iter(files), None)
-    record = partial(summary_of, found)
+    record = partial(summary_of, found, rows)
     plot = partial(_plot, request, frontier, found.question.title, says)
     _deliver(
         request, record, pictures, drawn | files, document, says, reached, plan, frontier, plot
     )
     return 0
+
+
+def _sampled(
+    found: UniformResult, samples: LengthsQuestion
+) -> tuple[list[tuple[str, str]], dict[str, object]]:
+    """Return the rows and the JSON of the best plan over samples of different lengths.
+
+    The search compares plans with full rows, so the alternatives are priced with the samples, too.
+    """
+    from search.planning.uniform.summary import words_of
+    from search.questions.lengths import with_lengths
+    from search.show.lengths import length_rows, lengths_entry
+
+    best = found.best
+    assert best is not None, "there is a plan"
+    assert best.solved is not None, "it was searched"
+    first, *others = best.solved.solutions
+    answer = with_lengths(first.assessment, best.target, samples)
+    rows = length_rows(answer, best.target)
+    rates = [answer.own.real_tokens_per_s]
+    for other in others:
+        own = with_lengths(other.assessment, best.target, samples, compare=False).own
+        fits = own.oom_probability <= best.target.oom_risk
+        rates.append(own.real_tokens_per_s if fits else 0.0)
+    gain = max(rates) / rates[0] - 1.0
+    if gain > _LEAST_GAIN:
+        words = words_of(found.question, best.solved.solutions[rates.index(max(rates))])
+        rows.append(("Faster with them", f"{words}: {gain * 100:.1f} % more real tokens/s"))
+    return rows, lengths_entry(answer)
+
+
+_LEAST_GAIN = 0.005
+"""Relative gain at which a plan that is faster with the given lengths is printed."""
 
 
 def _plot(

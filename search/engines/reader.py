@@ -15,6 +15,7 @@ from autopar.records import Record, replace
 from autopar.run.rules import Estimate, Notice, RuleError, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import PrecisionKind
+from autopar.training.lengths import KnownBatching
 from search.engines.arguments import BOTH, Ignored, MissingError, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadRun
@@ -37,6 +38,8 @@ class CheckOptions(Record):
     """Sequences per step, where the training script sets it; None: the file sets it."""
     precision: PrecisionKind | None = None
     """Precision, where the training script sets it; None: the file sets it."""
+    lengths: bool = False
+    """True if the lengths of samples are given, so that packed samples are priced."""
 
 
 class CheckedFile(Record):
@@ -61,6 +64,8 @@ class CheckedFile(Record):
     """Arguments that change neither time nor memory."""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Arguments as written, by key; for scripts, by flag without leading hyphens."""
+    batching: KnownBatching | None = None
+    """How the launch makes micro-batches of its samples; None: not known."""
     moves: frozenset[Move] = MOVES
     """Types of changes to suggest: those that files of this type can express."""
     written: Callable[[Run], Changes | None]

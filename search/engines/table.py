@@ -278,6 +278,7 @@ def read_checked(
     micro_batch: int | None = None,
     global_batch: int | None = None,
     precision: PrecisionKind | None = None,
+    lengths: bool = False,
     ignored: Collection[str] = (),
 ) -> CheckedFile:
     """Return the run and the findings of a launch file.
@@ -287,6 +288,7 @@ def read_checked(
     model, seq_length : model and sequence length in tokens, if the training script sets them.
     micro_batch, global_batch : sequences of a rank and micro-batch, and of a step, likewise.
     precision : bf16, fp16 or fp32, likewise.
+    lengths : True if the lengths of samples are given.
     ignored : names of arguments and keys that change neither memory nor time.
 
     Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
@@ -302,6 +304,7 @@ def read_checked(
         micro_batch=micro_batch,
         global_batch=global_batch,
         precision=precision,
+        lengths=lengths,
     )
     engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"

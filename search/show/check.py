@@ -17,6 +17,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.run.rules import Notice
 from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
 from search.show.files import OF_MEMORY, assessed_entry
+from search.show.lengths import TABLE, length_rows, lengths_entry, table_rows
 from search.show.settings import LABELS, all_settings, new_settings, settings_on_screen
 from search.show.summary import SCREEN_HEIGHT
 from search.show.terms import FEATURE_NAMES, memory_name, time_name
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from autopar.training.throughput import Throughput
     from search.check.alternatives import BestChanges, ChangedRun
     from search.engines.reader import CheckedFile
+    from search.questions.lengths import LengthsAnswer
 
 _LABEL = 12
 """Smallest width of a label with the blanks after it, columns."""
@@ -48,6 +50,7 @@ def show_check(
     target: Target,
     assessment: Assessment | None,
     neighbours: BestChanges | None,
+    samples: LengthsAnswer | None = None,
     *,
     verbose: bool = False,
     strict: bool = False,
@@ -56,15 +59,20 @@ def show_check(
 
     assessment : estimate; None if it could not be made.
     neighbours : suggested changes; None if they were not searched.
+    samples : the run over samples of different lengths; None if none are given.
     verbose : True to print also all settings, terms and arguments; else one screen.
     strict : True to print the exit code of a run with findings, or of one that does not fit.
     """
     # Not wrapped, so that the path can be copied.
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
     console.print(escape(title), style="bold", soft_wrap=True)
-    fits = fits_of(file, assessment, target)
-    first = _verdict(console, file, assessment, target)
-    if assessment is not None:
+    fits = fits_of(file, assessment, target, samples)
+    first = _verdict(console, file, assessment, target, samples)
+    if assessment is not None and samples is not None:
+        for label, text in length_rows(samples, target):
+            first += _labelled(console, label, text)
+        first += _labelled(console, "Basis", _basis(assessment, target))
+    elif assessment is not None:
         counted = "memory" not in file.withdrawn
         first += ["", *_estimates(console, assessment, target, fits=fits, counted=counted)]
     last = _changes(console, assessment, neighbours, fits=fits) if assessment is not None else []
@@ -74,12 +82,37 @@ def show_check(
     for line in (*first, *_findings(console, file, room), *last):
         _write(console, line)
     if verbose:
+        if samples is not None:
+            _show_batchings(console, samples)
         _show_details(console, file, target, assessment, neighbours)
 
 
-def fits_of(file: CheckedFile, assessment: Assessment | None, target: Target) -> bool:
-    """Return True if the memory of a checked run is estimated and fits."""
-    return assessment is not None and "memory" not in file.withdrawn and assessment.fits(target)
+def fits_of(
+    file: CheckedFile,
+    assessment: Assessment | None,
+    target: Target,
+    samples: LengthsAnswer | None = None,
+) -> bool:
+    """Return True if the memory of a checked run is estimated and fits.
+
+    samples : the run over samples of different lengths; None for full rows.
+    """
+    if assessment is None or "memory" in file.withdrawn:
+        return False
+    if samples is None:
+        return assessment.fits(target)
+    within = samples.own.oom_probability <= target.oom_risk
+    return within and target.host_fits(assessment.host_bytes)
+
+
+def _show_batchings(console: Console, samples: LengthsAnswer) -> None:
+    print_heading(console, "Ways to batch the samples")
+    table = make_table(*TABLE, spaced=True)
+    for row in table_rows(samples):
+        table.add_row(*row)
+    console.print(table)
+    if samples.refused:
+        print_line(console, samples.refused)
 
 
 def _write(console: Console, line: str) -> None:
@@ -100,10 +133,14 @@ def _labelled(console: Console, label: str, text: str, width: int = _LABEL) -> l
 
 
 def _verdict(
-    console: Console, file: CheckedFile, assessment: Assessment | None, target: Target
+    console: Console,
+    file: CheckedFile,
+    assessment: Assessment | None,
+    target: Target,
+    samples: LengthsAnswer | None,
 ) -> list[str]:
     """Return the lines of the verdict and of the settings."""
-    word, text = _verdict_text(file, assessment, target)
+    word, text = _verdict_text(file, assessment, target, samples)
     width = max(_LABEL, len(word) + 2)
     lines = ["", *_labelled(console, word, text, width)]
     if file.run is not None:
@@ -113,7 +150,10 @@ def _verdict(
 
 
 def _verdict_text(
-    file: CheckedFile, assessment: Assessment | None, target: Target
+    file: CheckedFile,
+    assessment: Assessment | None,
+    target: Target,
+    samples: LengthsAnswer | None,
 ) -> tuple[str, str]:
     """Return (verdict in capitals, memory and OOM probability that it is based on)."""
     if assessment is None:
@@ -125,19 +165,23 @@ def _verdict_text(
     if "memory" in file.withdrawn:
         return "NOT PRICED", f"memory: {file.why_not_priced('memory')}"
     full = assessment.fullest
+    fits = fits_of(file, assessment, target, samples)
+    peak_bytes, odds = float(full.peak_bytes), assessment.odds_of_oom
+    if samples is not None:
+        peak_bytes, odds = samples.own.peak_bytes[-1], samples.own.oom_probability
     # One line of the screen takes the short form.
-    oom = "OOM probability" if assessment.fits(target) else "OOM"
+    oom = "OOM probability" if fits else "OOM"
     text = (
-        f"{full.peak_bytes / GIB:.2f} of {format_bytes(target.capacity_bytes)} peak allocated "
-        f"(stage {full.stage}), {oom} {format_probability(assessment.odds_of_oom)}"
+        f"{peak_bytes / GIB:.2f} of {format_bytes(target.capacity_bytes)} peak allocated "
+        f"(stage {full.stage}), {oom} {format_probability(odds)}"
     )
-    if assessment.odds_of_oom > target.oom_risk and full.peak_bytes < target.capacity_bytes:
+    if odds > target.oom_risk and peak_bytes < target.capacity_bytes:
         text += f" (limit {format_probability(target.oom_risk)})"
     host, room = assessment.host_bytes, target.host_capacity_bytes
     if host:
         text += f"; host memory {host / GIB:.2f} GiB per GPU"
         text += "" if room is None else f", {room / GIB:.2f} available"
-    return "FITS" if assessment.fits(target) else "DOES NOT FIT", text
+    return "FITS" if fits else "DOES NOT FIT", text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -585,6 +629,7 @@ def check_document(
     target: Target,
     assessment: Assessment | None,
     neighbours: BestChanges | None,
+    samples: LengthsAnswer | None = None,
 ) -> dict[str, Any]:
     """Return the report as a JSON object, in seconds, bytes and shares."""
     document: dict[str, Any] = {
@@ -603,6 +648,8 @@ def check_document(
         gone = OF_MEMORY if "memory" in file.withdrawn else ()
         entry = assessed_entry(assessment, target)
         document |= {name: value for name, value in entry.items() if name not in gone}
+    if samples is not None:
+        document["lengths"] = lengths_entry(samples)
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {
             name: None if one is None else _neighbour(file, one, assessment, target)

@@ -16,6 +16,7 @@ from autopar.records import Record, replace
 from autopar.run.rules import Kind, Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
+from autopar.training.lengths import KnownBatching
 from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
@@ -117,8 +118,9 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         *variables_of(file.environment, VARIABLES, KNOWN_VARIABLES),
     )
     found, said = ReadResult(), list[Notice]()
-    if file.unpriced is not None:
-        said.append(replace(_fact("unpriced", "not priced", file.unpriced), withdraws=BOTH))
+    unpriced = file.unpriced or (None if asked.lengths else file.packed)
+    if unpriced is not None:
+        said.append(replace(_fact("unpriced", "not priced", unpriced), withdraws=BOTH))
     elif file.unknown:
         remedy = "Write the value into the file"
         rows = (_fact("unknown", "not understood", text, remedy) for text in file.unknown)
@@ -150,6 +152,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         findings=without_repetitions(said),
         harmless=tuple(one for one in ignored if one.understood),
         words={one.spelled: (one.value,) for one in file.given},
+        batching=None if file.packed is None else KnownBatching("packed"),
         written=partial(_written, file, place, found.run),
         spelled=partial(_line, file),
         worded=partial(_worded, file, settings),

@@ -82,6 +82,8 @@ class BridgeFile(Record):
     """Launcher arguments without settings that do not select the recipe or the machine."""
     notes: tuple[str, ...] = ()
     unpriced: str | None = None
+    packed: str | None = None
+    """Sentence on packed samples, which have a price with their lengths alone; None: not packed."""
     unknown: tuple[str, ...] = ()
     """Sentences on what a Python file sets only when it runs."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -209,9 +211,7 @@ def _python(source: Configuration, text: str) -> BridgeFile:
         world_size=None,
         form="python",
         notes=(*found.recipe.notes, *found.assumed),
-        unpriced=f"samples are packed, which is not counted: set {PACKS} to False"
-        if packed
-        else None,
+        packed=f"samples are packed: add --lengths, or set {PACKS} to False" if packed else None,
         unknown=found.unknown,
         environment={**source.environment, **found.environment},
     )
@@ -264,8 +264,9 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             ignored.append(_ignored(spelled, values, row, known))
     own = {key: value for one in (*given, *others) for key, value in one.settings.items()}
     recipe, notes, unpriced = _recipe_of(text, command.program)
-    if unpriced is None and own.get(PACKS, recipe.settings.get(PACKS)):
-        unpriced = f"{recipe.name} packs samples, which are not counted: add {PACKS}=false"
+    packed = None
+    if own.get(PACKS, recipe.settings.get(PACKS)):
+        packed = f"{recipe.name} packs samples: add --lengths, or {PACKS}=false"
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+[0-9]+)_", text.get("recipe", ""))
     file = BridgeFile(
@@ -277,6 +278,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         ignored=tuple(ignored),
         notes=(*notes, *recipe.notes, *source.notes),
         unpriced=unpriced,
+        packed=packed,
         environment=_environment(text, source.environment),
     )
     return replace(file, given=file.ordered((*given, *others)))

@@ -27,6 +27,7 @@ from search.engines.huggingface.script import (
     MODELS,
     Flags,
     ScriptOptions,
+    batching_of,
     classified,
     declared_by,
 )
@@ -392,6 +393,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         findings=(*said, *read_notes((*found.notes, *notes))),
         harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
+        batching=batching_of(flags, source.command.program if source.command else ""),
         moves=_MOVES,
         written=partial(_written, given, found.run),
         spelled=_spelled,

@@ -38,7 +38,7 @@ from search.engines.huggingface.read import (
     trainer_document,
 )
 from search.engines.huggingface.rules import FILE, grid_values
-from search.engines.huggingface.script import MODELS
+from search.engines.huggingface.script import MODELS, batching_of
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
@@ -200,6 +200,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         findings=(*said, *read_notes((*found.notes, *notes))),
         harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
+        batching=batching_of(flags, source.command.program if source.command else ""),
         moves=_MOVES,
         written=partial(_written, given, found.run, named is not None or starter is None),
         spelled=_spelled,

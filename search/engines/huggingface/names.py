@@ -104,7 +104,8 @@ _HARMLESS: Mapping[str, str] = {
 }
 """Arguments that change neither memory nor time, by topic.
 
-Estimates take every sequence as full, so that packing changes none.
+Estimates take every sequence as full. Those of packing and padding change the batches of samples
+(`batching_of` of `search.engines.huggingface.script`), which `--lengths` prices.
 """
 _STATES = "its optimizer states are not counted"
 _COPIES = "a second model is not counted"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from autopar.records import Record
 from autopar.run.runtime import PrecisionKind
+from autopar.training.lengths import Batching, KnownBatching
 from search.engines.arguments import Ignored, Unpriced
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
 from search.engines.keys import whole
@@ -265,3 +266,56 @@ def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
     if "gradient-checkpointing" not in found:
         found["gradient-checkpointing"] = ("True",)
         yield "qlora.py recomputes all layers by default"
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches of samples.
+
+
+_BATCHES: Mapping[str, tuple[Batching, int]] = {
+    "sft.py": ("longest", 1),
+    "qlora.py": ("longest", 1),
+    "run_clm.py": ("wrapped", 1),
+    **dict.fromkeys(_FACTORY, ("longest", 8)),
+}
+"""Batching and multiple of padded lengths by program, where no argument changes it.
+
+Sources: `DataCollatorForLanguageModeling` of TRL 1.16 (`trainer/sft_trainer.py`), the collator of
+qlora.py, `group_texts` of transformers' `run_clm.py`, and `pad_to_multiple_of=8` of LLaMA-Factory
+0.9.5 (`train/sft/workflow.py`).
+"""
+
+
+def batching_of(flags: Flags, program: str) -> KnownBatching | None:
+    """Return how a script makes micro-batches of its samples; None if that is not known.
+
+    TRL packs by best fit, LLaMA-Factory by a knapsack; only flash attention stays within samples.
+
+    flags : arguments of the script, not translated.
+    program : path of the script or name of the module; empty without a script.
+    """
+    kernel = " ".join((*flags.get("attn-implementation", ()), *flags.get("flash-attn", ())))
+    flash = "flash" in kernel or kernel in ("fa2", "fa3")
+    factory = program.rpartition("/")[2] in _FACTORY or "finetuning-type" in flags
+    name = _FACTORY[0] if factory else program.rpartition("/")[2]
+    usual, multiple = _BATCHES.get(name, (None, 1))
+    given = " ".join(flags.get("pad-to-multiple-of", ()))
+    if given.isascii() and given.isdigit() and 0 < len(given) < 7 and int(given):
+        multiple = int(given)
+    if factory and _given(flags, "neat-packing"):
+        return KnownBatching("packed" if flash else "packed-full")
+    if _given(flags, "packing"):
+        if " ".join(flags.get("packing-strategy", ())).lower() == "wrapped":
+            return KnownBatching("wrapped")
+        return KnownBatching("packed" if flash and not factory else "packed-full")
+    if _given(flags, "padding-free"):
+        return KnownBatching("padding-free") if flash else None
+    sampling = " ".join(flags.get("train-sampling-strategy", ()))
+    if _given(flags, "group-by-length") or sampling == "group_by_length":
+        return KnownBatching("grouped", multiple)
+    return None if usual is None else KnownBatching(usual, multiple)
+
+
+def _given(flags: Flags, name: str) -> bool:
+    """Return whether a flag is on: given without a value, or as true, 1 or yes."""
+    return name in flags and (" ".join(flags[name]).lower() or "true") in _YES

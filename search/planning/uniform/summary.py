@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import asdict
 
 from autopar.answer import (
@@ -33,20 +35,23 @@ from search.planning.uniform.choice import OOM_TRAIT, avoided
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 
-def summary_of(found: Launches) -> Answer:
-    """Return the answer of a uniform search, or of the evaluation of one uniform plan."""
+def summary_of(found: Launches, more: Sequence[tuple[str, str]] = ()) -> Answer:
+    """Return the answer of a uniform search, or of the evaluation of one uniform plan.
+
+    more : (label, text) of further figures of the best plan, over samples of different lengths.
+    """
     one = found.engines[0]
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
     question, effort = found.question, solved.effort
-    proof = "proven (gap 0 %)"
+    proof = "proven (gap 0 %)" + (" with full rows" if more else "")
     if not solved.complete:
         proof = f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
     not_searched = _not_searched(found, one)
     options = format_count(len(not_searched), "option")
     return Answer(
         title=question.title,
-        best=priced_of(found, one),
+        best=_with_rows(priced_of(found, one), more),
         others=tuple(_alternatives(found, one)),
         by_engine=found.lines,
         tokens=question.job.seq / question.job.world,
@@ -63,6 +68,10 @@ def summary_of(found: Launches) -> Answer:
         assumed=question.assumed,
         effort=f"CPU time of all engines: {found.cpu_s:.2g} s",
     )
+
+
+def _with_rows(plan: Priced, more: Sequence[tuple[str, str]]) -> Priced:
+    return replace(plan, rows=(*plan.rows, *more)) if more else plan
 
 
 def _number(plans: int) -> str:
