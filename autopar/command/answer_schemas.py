@@ -183,6 +183,8 @@ class BatchingEntry(Record):
 
     batching: str
     """Value of `--batching`."""
+    steps: int
+    """Steps of the run: `--steps`, or one epoch of the samples."""
     row_tokens: float
     """Mean computed tokens of a sequence of a micro-batch, padding included."""
     real_share: float
@@ -211,8 +213,6 @@ class LengthsEntry(Record):
     mean_tokens: float
     cut: float
     """Share of the samples that are longer than the sequence length."""
-    steps: int
-    """Steps of the run."""
     batchings: list[BatchingEntry]
     """The asked way to batch, then the others, the fastest first."""
 

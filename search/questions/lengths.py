@@ -49,6 +49,8 @@ class BatchedRun(Record):
     """Throughput and memory of a run with one way to batch its samples."""
 
     batching: Batching
+    steps: int
+    """Steps of the run."""
     row_tokens: float
     """Mean computed tokens of a row of a micro-batch, padding included."""
     real_share: float
@@ -76,8 +78,6 @@ class LengthsAnswer(Record):
     question: LengthsQuestion
     cut: float
     """Share of the samples that are longer than the sequence length of the run, 0 to 1."""
-    steps: int
-    """Steps of the run."""
     own: BatchedRun
     others: tuple[BatchedRun, ...]
     """The same run with the other ways, the fastest first."""
@@ -125,9 +125,7 @@ def with_lengths(
         raise InputError(f"--lengths: {assessment.untimed}")
     if run.model.first_sparse is not None:
         raise InputError(f"--lengths: sparse attention of {run.model.name} has no price by length")
-    number = asked.lengths.number
-    steps = asked.steps or max(1, -(-number // run.strategy.global_batch))
-    pricing = _Pricing(assessment, target, asked, steps)
+    pricing = _Pricing(assessment, target, asked)
     own = pricing.batched(asked.batching)
     others, refused = [], ""
     for batching in BATCHINGS if compare else ():
@@ -140,7 +138,6 @@ def with_lengths(
     return LengthsAnswer(
         question=asked,
         cut=asked.lengths.beyond(run.seq_length),
-        steps=steps,
         own=own,
         others=tuple(others),
         refused=refused,
@@ -150,11 +147,8 @@ def with_lengths(
 class _Pricing:
     """Prices of one run at different row lengths, each computed once."""
 
-    def __init__(
-        self, assessment: Assessment, target: Target, asked: LengthsQuestion, steps: int
-    ) -> None:
-        self._assessment, self._target = assessment, target
-        self._asked, self._steps = asked, steps
+    def __init__(self, assessment: Assessment, target: Target, asked: LengthsQuestion) -> None:
+        self._assessment, self._target, self._asked = assessment, target, asked
         self._known = LayerTimeCache(target.machine)
         self._seconds: dict[tuple[int, float], float] = {}
         self._peaks: dict[int, float] = {}
@@ -192,7 +186,9 @@ class _Pricing:
         low, high = assessment.interval_s
         peaks = self._peak_bytes(rows.tokens)
         weights = batches.weights_of_longest(batches.ranks * batches.micro_batches)
-        of_run = batches.weights_of_run(self._steps)
+        epoch = batches.real.tokens / (strategy.global_batch * rows.real)
+        steps = self._asked.steps or math.ceil(epoch * (1.0 - 1e-9))
+        of_run = batches.weights_of_run(steps)
         if not batches.varies:
             peaks, weights, of_run = peaks[:1], np.ones(1), np.ones(1)
         oom = _interpolated(peaks, _RISKS, lambda one: self._target.oom_probability(run, one))
@@ -200,6 +196,7 @@ class _Pricing:
         at = [_quantile(weights, one) for one in QUANTILES]
         return BatchedRun(
             batching=batching,
+            steps=steps,
             row_tokens=rows.mean_tokens,
             real_share=min(1.0, rows.real / rows.mean_tokens),
             step_s=step_s,

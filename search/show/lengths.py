@@ -71,7 +71,7 @@ def _memory(found: LengthsAnswer, target: Target) -> str:
         half, most = peaks[0], peaks[2]
         text = f"{half} GiB in half of the steps, {most} in 99 %, {peaks[-1]} at most"
     odds = format_probability(own.oom_probability)
-    text += f"; OOM probability {odds} in {format_count(found.steps, 'step')}"
+    text += f"; OOM probability {odds} in {format_count(own.steps, 'step')}"
     if own.above:
         # the allocated peak leaves no room for the CUDA context of 1 GiB
         room = format_bytes(target.capacity_bytes - GIB)
@@ -111,7 +111,6 @@ def lengths_entry(found: LengthsAnswer) -> dict[str, Any]:
         samples=lengths.number,
         mean_tokens=lengths.mean,
         cut=found.cut,
-        steps=found.steps,
         batchings=[_entry(one) for one in (found.own, *found.others)],
     )
     return {**asdict(entry), "batchings": [asdict(one) for one in entry.batchings]}
@@ -121,6 +120,7 @@ def _entry(one: BatchedRun) -> BatchingEntry:
     names = ("p50", "p90", "p99", "max")
     return BatchingEntry(
         batching=one.batching,
+        steps=one.steps,
         row_tokens=one.row_tokens,
         real_share=one.real_share,
         step_time_s=one.step_s,
