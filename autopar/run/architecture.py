@@ -50,7 +50,7 @@ class Indexer(Record, checked=True):
     trained: bool = True
     """True if a loss over the chosen keys trains the indexer; the model's loss does not."""
 
-    def chosen(self, seq: int) -> float:
+    def chosen(self, seq: float) -> float:
         """Return the mean number of keys of a query: itself and all before it, up to `topk`."""
         most = min(self.topk, seq)
         return most - most * (most - 1) / (2 * seq)

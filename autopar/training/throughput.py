@@ -178,7 +178,7 @@ def model_flop(job: Job) -> float:
     each = 2.0 if _is_frozen(job) else 3.0
     flop = 0.0
     for block in (*job.blocks, *_further(job)):
-        found = _layer_flop(block, job.seq)
+        found = _layer_flop(block, _attended(job))
         flop += block.number * (each * sum(found.of_weights.values()) + 3.0 * found.of_scores)
         if job.adapters is not None:
             experts, dense = adapter_parameters(job, block)
@@ -196,7 +196,7 @@ def hardware_flop(job: Job) -> float:
     again = 0.0
     for block in (*job.blocks, *_further(job)):
         recompute = job.recompute if block.recompute is None else block.recompute
-        again += block.number * _again(_layer_flop(block, job.seq), recompute)
+        again += block.number * _again(_layer_flop(block, _attended(job)), recompute)
     return model_flop(job) + job.global_batch * job.seq * again
 
 
@@ -230,6 +230,11 @@ def _further(job: Job) -> tuple[Block, ...]:
     return mtp_blocks(job) * job.mtp if job.mtp else ()
 
 
+def _attended(job: Job) -> float:
+    """Return the length of the documents that attention does not cross, tokens."""
+    return job.seq if job.attended is None else job.attended
+
+
 def _is_frozen(job: Job) -> bool:
     return job.frozen or job.adapters is not None
 
@@ -240,7 +245,7 @@ def _visited(block: Block) -> float:
     return mlp.per_token / mlp.number if isinstance(mlp, Experts) else 0.0
 
 
-def _layer_flop(block: Block, seq: int) -> _Flop:
+def _layer_flop(block: Block, seq: float) -> _Flop:
     """Return the FLOP of a token's forward in one layer, with sequences of `seq` tokens."""
     weights: dict[str, float] = {}
     for module, number in _products(block, seq):
@@ -254,7 +259,7 @@ def _layer_flop(block: Block, seq: int) -> _Flop:
     return _Flop(weights, scores)
 
 
-def _sparse_flop(hidden: int, attention: Attention, indexer: Indexer, seq: int) -> float:
+def _sparse_flop(hidden: int, attention: Attention, indexer: Indexer, seq: float) -> float:
     """Return a third of a token's FLOP in sparse attention and its indexer, forward and backward.
 
     Megatron-Bridge counts them so (067f987, training/utils/flop_utils.py): the indexer passes no
@@ -273,14 +278,14 @@ def _sparse_flop(hidden: int, attention: Attention, indexer: Indexer, seq: int) 
     return flop / 3
 
 
-def _seen(attention: Attention, seq: int) -> float:
+def _seen(attention: Attention, seq: float) -> float:
     """Return the mean number of keys per query over a sequence, as engines count it."""
     if not attention.causal:
         return min(seq, 2 * (attention.window or seq))
     return min(seq / 2, attention.window or seq)
 
 
-def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
+def _products(block: Block, seq: float) -> Iterator[tuple[str, float]]:
     """Yield (module, number of weights) of the GEMMs that a token passes in one layer."""
     h, attention = block.hidden, block.attention
     if attention is not None:

@@ -96,21 +96,23 @@ def _answered(raw: Mapping[str, object]) -> int:
     asked = dict(raw)
     skeleton = asked.pop("write-skeleton", None)
     raw, samples = _with_samples(asked)
-    request = build_request(raw)
+    request = replace(build_request(raw), samples=samples)
     if skeleton is not None:
         return _write_skeleton(request, Path(str(skeleton)))
     if request.output.plot_path is not None:
-        request = build_request({**raw, "frontier": True})
+        request = replace(build_request({**raw, "frontier": True}), samples=samples)
     # Check outputs before the search.
     _pictures(request, [request.inputs.model])
     _check_plot(request.output.plot_path)
     path = request.output.evaluate
     _check_goal(request)
+    # Clusters are compared, and plans evaluated, with full rows.
+    chosen_by = "--evaluate" if path is not None else f"--goal {request.output.goal}"
+    if samples is not None and chosen_by != "--goal throughput":
+        raise OptionError(
+            f"--lengths cannot be combined with {chosen_by}", remedy="Remove one of them"
+        )
     if path is not None:
-        if samples is not None:
-            raise OptionError(
-                "--lengths cannot be combined with --evaluate", remedy="Use autopar check --lengths"
-            )
         return _evaluate(request, path, raw)
     from search.planning.choose import Solved, completed
     from search.questions.goals import solved_goal
@@ -314,7 +316,8 @@ def _show_launches(
     drawn = working(doing, lambda: pictures.of_answer(found, curves=True, frontier=frontier or ()))
     says += _batch_lines(found, reached)
     plan = next(iter(files), None)
-    record = partial(summary_of, found, rows)
+    full = samples is not None and samples.batching in ROWS_DIFFER
+    record = partial(summary_of, found, rows, full=full)
     plot = partial(_plot, request, frontier, found.question.title, says)
     _deliver(
         request, record, pictures, drawn | files, document, says, reached, plan, frontier, plot
@@ -327,7 +330,8 @@ def _sampled(
 ) -> tuple[list[tuple[str, str]], dict[str, object]]:
     """Return the rows and the JSON of the best plan over samples of different lengths.
 
-    The search compares plans with full rows, so the alternatives are priced with the samples, too.
+    A search compares plans with full rows, packed or not, so the alternatives are priced with the
+    samples, too.
     """
     from search.planning.uniform.summary import words_of
     from search.questions.lengths import with_lengths
@@ -337,11 +341,12 @@ def _sampled(
     assert best is not None, "there is a plan"
     assert best.solved is not None, "it was searched"
     first, *others = best.solved.solutions
-    answer = with_lengths(first.assessment, best.target, samples)
+    skew = found.question.job.skew
+    answer = with_lengths(first.assessment, best.target, samples, skew=skew)
     rows = length_rows(answer, best.target)
     rates = [answer.own.real_tokens_per_s]
     for other in others:
-        own = with_lengths(other.assessment, best.target, samples, compare=False).own
+        own = with_lengths(other.assessment, best.target, samples, compare=False, skew=skew).own
         fits = own.oom_probability <= best.target.oom_risk
         rates.append(own.real_tokens_per_s if fits else 0.0)
     gain = max(rates) / rates[0] - 1.0

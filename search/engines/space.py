@@ -62,6 +62,8 @@ class EngineContext(Record, dict=True):
     """Number of GPUs of an NVLink domain; None: all GPUs of the cluster."""
     skew: float | None = None
     """Tokens of the busiest expert-parallel rank over the mean, for step times; None: balanced."""
+    attended: float | None = None
+    """Length of the documents in packed sequences, for step times (`Job.attended`)."""
     training: TrainingSettings = TrainingSettings()
 
     @cached_property

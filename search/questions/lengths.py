@@ -30,6 +30,8 @@ _COUNTED = 12
 """Largest number of row lengths whose memory is counted."""
 _RISKS = 64
 """Largest number of peaks whose OOM probability is computed."""
+_EQUAL = 1e-12
+"""Relative difference of lengths that rounding explains."""
 QUANTILES = (0.5, 0.9, 0.99)
 """Shares of the steps for which the peak memory is returned."""
 
@@ -43,6 +45,40 @@ class LengthsQuestion(Record):
     """Padded lengths are multiples of this number of tokens."""
     steps: int | None = None
     """Steps of the run; None: one epoch of the samples."""
+
+    def attended(self, seq_length: int) -> float | None:
+        """Return the mean length of the documents of packed rows, tokens (`Job.attended`).
+
+        None where attention covers whole rows. Rows of other lengths are not packed.
+        """
+        if self.batching != "packed":
+            return None
+        rows = self.batches(seq_length, micro_batch=1, ranks=1, micro_batches=1).rows
+        mean = float(rows.attended @ rows.weights)
+        return None if math.isclose(mean, seq_length, rel_tol=_EQUAL) else mean
+
+    def batches(
+        self,
+        seq_length: int,
+        *,
+        micro_batch: int,
+        ranks: int,
+        micro_batches: int,
+        multiple: int = 1,
+    ) -> Batches:
+        """Return the micro-batches of the samples; the arguments are fields of `Batches`.
+
+        multiple : tokens; rows are a multiple of it, so that ranks have equal parts.
+        """
+        return Batches(
+            lengths=self.lengths.within(seq_length, math.lcm(multiple, self.multiple)),
+            real=self.lengths.within(seq_length),
+            batching=self.batching,
+            seq_length=seq_length,
+            micro_batch=micro_batch,
+            ranks=ranks,
+            micro_batches=micro_batches,
+        )
 
 
 class BatchedRun(Record):
@@ -111,10 +147,16 @@ def question_of(
 
 
 def with_lengths(
-    assessment: Assessment, target: Target, asked: LengthsQuestion, *, compare: bool = True
+    assessment: Assessment,
+    target: Target,
+    asked: LengthsQuestion,
+    *,
+    compare: bool = True,
+    skew: float | None = None,
 ) -> LengthsAnswer:
     """Return throughput and memory of an assessed run over samples of given lengths.
 
+    skew : tokens of the busiest expert-parallel rank over the mean; None: that of the run.
     compare : True to price the other ways to batch, too.
 
     Raises InputError for a run without a step time, and for rows of different lengths in a
@@ -125,7 +167,7 @@ def with_lengths(
         raise InputError(f"--lengths: {assessment.untimed}")
     if run.model.first_sparse is not None:
         raise InputError(f"--lengths: sparse attention of {run.model.name} has no price by length")
-    pricing = _Pricing(assessment, target, asked)
+    pricing = _Pricing(assessment, target, asked, skew)
     own = pricing.batched(asked.batching)
     others, refused = [], ""
     for batching in BATCHINGS if compare else ():
@@ -147,8 +189,11 @@ def with_lengths(
 class _Pricing:
     """Prices of one run at different row lengths, each computed once."""
 
-    def __init__(self, assessment: Assessment, target: Target, asked: LengthsQuestion) -> None:
+    def __init__(
+        self, assessment: Assessment, target: Target, asked: LengthsQuestion, skew: float | None
+    ) -> None:
         self._assessment, self._target, self._asked = assessment, target, asked
+        self._skew = skew
         self._known = LayerTimeCache(target.machine)
         self._seconds: dict[tuple[int, float], float] = {}
         self._peaks: dict[int, float] = {}
@@ -162,15 +207,12 @@ class _Pricing:
         assessment, run, strategy = self._assessment, self._run, self._run.strategy
         assert assessment.step is not None, "the run has a step time"
         assert assessment.interval_s is not None, "a step time has an interval"
-        limit = run.seq_length
-        batches = Batches(
-            lengths=self._asked.lengths.within(limit, _multiple(run, self._asked.multiple)),
-            real=self._asked.lengths.within(limit),
-            batching=batching,
-            seq_length=limit,
+        batches = replace(self._asked, batching=batching).batches(
+            run.seq_length,
             micro_batch=strategy.micro_batch,
             ranks=strategy.dp,
             micro_batches=strategy.micro_batches,
+            multiple=_multiple(run),
         )
         if batches.varies and strategy.pp > 1:
             raise InputError(
@@ -237,15 +279,12 @@ class _Pricing:
 
     def _at(self, length: int, attended: float) -> float:
         """Return the seconds of a step of rows of `length` tokens in documents of `attended`."""
-        run = self._run
-        whole = math.isclose(attended, length, rel_tol=1e-12)
-        if whole and length == run.seq_length:
-            assert self._assessment.step is not None, "the run has a step time"
-            return self._assessment.step.total_s
+        whole = math.isclose(attended, length, rel_tol=_EQUAL)
         key = length, length if whole else attended
         if key not in self._seconds:
-            job = job_of_run(replace(run, seq_length=length))
-            job = replace(job, attended=None if whole else attended)
+            job = job_of_run(replace(self._run, seq_length=length))
+            skew = job.skew if self._skew is None else self._skew
+            job = replace(job, skew=skew, attended=None if whole else attended)
             self._seconds[key] = step_time(self._target.machine, job, self._known).total_s
         return self._seconds[key]
 
@@ -263,11 +302,10 @@ class _Pricing:
         return self._peaks[length]
 
 
-def _multiple(run: Run, own: int) -> int:
-    """Return the multiple of tokens of padded rows: that of the file, and of the ranks."""
+def _multiple(run: Run) -> int:
+    """Return the multiple of tokens of padded rows that gives the ranks equal parts."""
     split = run.split
-    ranks = math.lcm(2 * split.cp if split.cp > 1 else 1, split.tp if split.splits_sequence else 1)
-    return math.lcm(own, ranks)
+    return math.lcm(2 * split.cp if split.cp > 1 else 1, split.tp if split.splits_sequence else 1)
 
 
 def _quantile(weights: F64, share: float) -> int:

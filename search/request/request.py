@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from autopar.rates.site import Site
     from autopar.run.model import ModelProfile, ModelSpec
     from autopar.sources import Source
+    from search.questions.lengths import LengthsQuestion
 
 # --------------------------------------------------------------------------------------------------
 # Loading of model, profile and hardware, measured or estimated.
@@ -706,6 +707,8 @@ class Request(Record):
     found: tuple[str, ...] = ()
     """Default folders used for inputs that were not named, one line each, for the list of
     defaults."""
+    samples: LengthsQuestion | None = None
+    """Lengths of the samples and their batching; None: every sample fills its sequence."""
 
 
 # Options that affect only output or speed are not stored; options that the engine implies are

@@ -33,10 +33,10 @@ def length_rows(found: LengthsAnswer, target: Target) -> list[tuple[str, str]]:
     """Return (label, text) rows: samples, batches, throughput, memory, and gains of other ways."""
     asked, own = found.question, found.own
     lengths = asked.lengths
-    cut = f", {found.cut * 100:.2g} % of them cut" if found.cut else ""
+    cut = f", {found.cut * 100:.2g} % cut" if found.cut else ""
     samples = (
-        f"{lengths.number:,} samples, mean {lengths.mean:,.0f} tokens, "
-        f"99 % up to {lengths.quantile(0.99):,}, longest {lengths.values[-1]:,}{cut}"
+        f"{lengths.number:,} samples, mean {lengths.mean:,.0f}, 99 % up to "
+        f"{lengths.quantile(0.99):,}, longest {lengths.values[-1]:,}{cut}"
     )
     batches = f"{_WORDS[own.batching]}: {own.real_share * 100:.1f} % of the tokens are real"
     if own.imbalance > 1.0005:

@@ -239,6 +239,7 @@ def open_launches(
             gpu=card.gpu,
             domain=domain,
             skew=request.degrees.moe_skew,
+            attended=None if request.samples is None else request.samples.attended(seq),
             training=training,
         ),
         num_nodes=nodes,

@@ -676,6 +676,8 @@ class UniformCostModel:
 
     def _step_job(self, run: Run) -> StepJob:
         job = job_of_run(run)
+        if self.job.attended is not None:
+            job = replace(job, attended=self.job.attended)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
 
 

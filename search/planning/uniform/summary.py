@@ -35,16 +35,19 @@ from search.planning.uniform.choice import OOM_TRAIT, avoided
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 
-def summary_of(found: Launches, more: Sequence[tuple[str, str]] = ()) -> Answer:
+def summary_of(
+    found: Launches, more: Sequence[tuple[str, str]] = (), *, full: bool = False
+) -> Answer:
     """Return the answer of a uniform search, or of the evaluation of one uniform plan.
 
-    more : (label, text) of further figures of the best plan, over samples of different lengths.
+    more : (label, text) of further figures of the best plan.
+    full : True if the search compares plans with full rows, and rows of the run have many lengths.
     """
     one = found.engines[0]
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
     question, effort = found.question, solved.effort
-    proof = "proven (gap 0 %)" + (" with full rows" if more else "")
+    proof = "proven for full rows" if full else "proven (gap 0 %)"
     if not solved.complete:
         proof = f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
     not_searched = _not_searched(found, one)

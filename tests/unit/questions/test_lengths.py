@@ -403,8 +403,57 @@ def test_search_prices_its_plan_with_lengths(tmp_path: Path, capsys: Any, monkey
         < own["real_tokens_per_s_per_gpu"]
         < document["lengths"]["batchings"][1]["real_tokens_per_s_per_gpu"]
     )
-    assert search.run([*words, "--batching", "packed"]) == 0
+    assert search.run([*words, "--batching", "longest"]) == 0
     screen = capsys.readouterr().out
-    assert "with full rows" in screen
+    assert "proven for full rows" in screen
     assert len(screen.splitlines()) <= 24
-    assert search.run([*words, "--batching", "packed", "--evaluate", "plan.json"]) == 2
+    for more in (["--evaluate", "plan.json"], ["--goal", "cost"]):
+        assert search.run([*words, "--batching", "packed", *more]) == 2
+        assert "--lengths cannot be combined with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+def test_a_search_of_packed_rows_is_the_optimum_of_their_step_times(
+    engine: str, tmp_path: Path
+) -> None:
+    """Every candidate is priced with attention within samples, and bounds stay below prices."""
+    from search.engines.table import engine_space
+    from search.planning.uniform.answer import answer, open_launches
+    from search.request.request import build_request
+
+    words = {"model": "llama3-8b", "hardware": "h100:1x8", "seq-length": "16384",
+             "global-batch-size": "32", "engine": engine}  # fmt: skip
+    many = lengths_of(
+        (value, 100 * count) for value, count in zip(FEW.values, FEW.counts, strict=True)
+    )
+    asked = LengthsQuestion(lengths=many, batching="packed")
+    request = replace(build_request(words), samples=asked)
+    question = open_launches(request, (engine_space(engine),))
+    attended = question.job.attended
+    assert attended is not None
+    assert attended == pytest.approx(FEW.attended, rel=0.05)
+    found = answer(question)
+    assert found.best is not None
+    assert found.best.solved is not None
+    assert found.best.solved.complete
+    fastest, *others = found.best.solved.solutions
+    machine = found.best.target.machine
+    for one in (fastest, *others):
+        job = replace(job_of_run(one.assessment.run), attended=attended)
+        own = step_time(machine, job).total_s
+        assert one.assessment.step is not None
+        assert one.assessment.step.total_s == pytest.approx(own, rel=1e-12)
+    # the fastest plan with full attention is no faster with these samples
+    full = answer(open_launches(replace(request, samples=None), (engine_space(engine),)))
+    assert full.best is not None
+    assert full.best.solved is not None
+    for one in full.best.solved.solutions:
+        job = replace(job_of_run(one.assessment.run), attended=attended)
+        rate = one.assessment.run.strategy.global_batch / step_time(machine, job).total_s
+        assert rate <= fastest.samples_per_s * (1 + 1e-9)
+
+
+def test_packed_rows_of_whole_samples_are_searched_as_full_ones() -> None:
+    lengths = Lengths(values=(4096,), counts=(1000,))
+    assert LengthsQuestion(lengths=lengths, batching="packed").attended(4096) is None
+    assert LengthsQuestion(lengths=FEW, batching="packed-full").attended(4096) is None
