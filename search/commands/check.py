@@ -265,12 +265,17 @@ def _samples(
 ) -> LengthsAnswer | None:
     """Return throughput and memory of a file's run over samples of different lengths.
 
-    None without lengths, and for a run without a step time. Raises InputError if it is not known
-    how the run batches samples, or if its rows cannot be of different lengths.
+    None without lengths, and for a run with a missing estimate, which is reported. Raises
+    InputError if it is not known how the run batches samples, or if its rows cannot be of
+    different lengths.
     """
     from search.questions.lengths import question_of, with_lengths
 
-    if lengths is None or assessment is None or assessment.step is None:
+    if lengths is None:
+        return None
+    if assessment is None or assessment.step is None or file.withdrawn:
+        why = file.why_not_priced() or "a full sequence has no step time"
+        say(f"{_NAME}: {file.path}: --lengths is not priced: {why}")
         return None
     question = question_of(lengths, asked.batching, asked.steps, file.batching)
     return working("pricing other lengths", lambda: with_lengths(assessment, target, question))

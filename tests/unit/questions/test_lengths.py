@@ -385,6 +385,17 @@ def test_samples_shorter_than_the_sequence_length_decide_whether_it_fits(
     assert found["batchings"][0]["oom_probability"] < 0.01
 
 
+def test_lengths_of_a_run_without_an_estimate_are_not_priced(tmp_path: Path, capsys: Any) -> None:
+    path = str(script(tmp_path, more="--use_galore True"))
+    words = [path, "--hardware", "h100:1x8", "--lengths", PERCENTILES, "--json", "-"]
+    assert check.run(words) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)["launches"][0]
+    assert "memory" in document["withdrawn"]
+    assert "lengths" not in document
+    assert "--lengths is not priced" in err
+
+
 def test_search_prices_its_plan_with_lengths(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096",
