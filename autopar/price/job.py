@@ -10,7 +10,7 @@ from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
 from autopar.price.sharded_peak import layout_of_run
 from autopar.records import replace
-from autopar.run.job import Block, Job, Precision, Recomputation, block_of_layer
+from autopar.run.job import FP32_STATES, Block, Job, Precision, Recomputation, block_of_layer
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import Precision as RunPrecision
 
@@ -27,6 +27,12 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 }
 
 
+_ADAFACTOR_BYTES = 80.0
+"""Bytes per parameter that Adafactor of transformers reads and writes in fp32 kernels: the square
+and the sum with epsilon (16), two means (8), the outer product (4), the product with the gradient
+(12), its norm (4), two scalings (16), the negation (8) and the weight (12)."""
+
+
 def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     """Return the job of a run; raises InputError for settings without a step-time model.
 
@@ -38,12 +44,15 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     """
     model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
-    if optimizer.kind == "muon":
-        raise InputError(f"optimizer {optimizer.kind}: no measured time", remedy="Use adam")
+    if optimizer.kind == "muon" or optimizer.low_rank is not None:
+        # Muon orthogonalises momenta, a low rank decomposes gradients, in GEMMs that are not priced
+        name = "of a low rank" if optimizer.low_rank is not None else optimizer.kind
+        raise InputError(f"optimizer {name}: no measured time", remedy="Use adam")
     _refuse_unpriced(run)
     stages, ends, torch = strategy.stages, strategy.ends, runtime.kernels.torch_layers
     staged, experts = strategy.pp > 1, runtime.experts
     master = optimizer.master_bytes if precision.element_bytes == 2 else 4
+    adafactor = optimizer.kind == "adafactor"
     return Job(
         name=run.name,
         blocks=tuple(_blocks(run)),
@@ -105,7 +114,8 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         optimizer=optimizer.kind != "none",
         adapters=runtime.adapters,
         frozen=runtime.adapters is not None,
-        state_bytes=optimizer.adam_bytes + master,
+        state_bytes=FP32_STATES if adafactor else optimizer.state_bytes + master,
+        optimizer_bytes=_ADAFACTOR_BYTES if adafactor else None,
         optimizer_offload=optimizer.offload,
         offloaded_master=optimizer.offload_master,
         overlap_offload=runtime.overlap.optimizer_host,

@@ -214,23 +214,30 @@ def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
     Weights that combine several projections (qkv) have one adapter per adapted projection, or a
     single one if adapters are fused. Empty for weights without adapters.
     """
-    rows, attention = weight.shape[0], at.layer.attention
     adapters = at.run.runtime.adapters
-    parts: tuple[tuple[Target, float], ...] = ()
+    parts = projections_of(at, weight)
+    if weight.name in ("kv down", "kv up"):
+        # keys and values share these matrices
+        parts = ((_first(adapters, "key", "value"), weight.shape[0]),)
+    return adapted_widths(adapters, parts)
+
+
+def projections_of(at: RankLayer, weight: Weight) -> tuple[tuple[Target, float], ...]:
+    """Return (target, output features) of each projection that a weight combines.
+
+    Empty for weights that are no projection of attention or MLP, and for those of latent keys and
+    values.
+    """
+    rows, attention = weight.shape[0], at.layer.attention
     if weight.name == "qkv" and attention is not None:
         whole = attention.heads + 2 * attention.kv_heads
         kept = rows * attention.kv_heads / whole
-        parts = (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
-    elif weight.name in _NAMED:
-        parts = ((_NAMED[weight.name], rows),)
-        if weight.name.endswith("fc1"):
-            # separate adapters of the gate and of the gated matrix
-            parts = ((_NAMED[weight.name], rows / at.layer.gates),) * at.layer.gates
-    elif weight.name in ("kv down", "kv up"):
-        # keys and values share these matrices
-        target = _first(adapters, "key", "value")
-        parts = ((target, rows),)
-    return adapted_widths(adapters, parts)
+        return (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
+    if weight.name not in _NAMED:
+        return ()
+    # the gate and the gated matrix are separate
+    number = at.layer.gates if weight.name.endswith("fc1") else 1
+    return ((_NAMED[weight.name], rows / number),) * number
 
 
 _NAMED: dict[str, Target] = {

@@ -17,7 +17,13 @@ from typing import NamedTuple
 
 from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
-from autopar.price.parameters import Weight, embedding_and_head_weights, frozen_bytes, layer_weights
+from autopar.price.parameters import (
+    Weight,
+    embedding_and_head_weights,
+    frozen_bytes,
+    layer_weights,
+    projections_of,
+)
 from autopar.price.peak import Moment, moments
 from autopar.price.state_layouts import UPDATE, Phase, StateLayout, layout_of
 from autopar.records import Record, replace
@@ -27,6 +33,7 @@ from autopar.run.strategy import Chunk
 from autopar.units import MIB
 
 _CUBLAS = 32 * MIB
+_MOMENTS = "Adam moments"
 _THREADS = 2
 """Number of cuBLAS handles: one of the forward thread, one of the backward thread."""
 
@@ -52,8 +59,10 @@ class FsdpUnit(Record):
     """Elements of dense and expert weights in this rank's shard; rows are rounded up."""
     layer: RankLayer | None = None
     """The layer of the unit; None for embedding and head."""
-    looked_up: int = 0
-    """Elements of `own` in embedding tables."""
+    moments_bytes: float = 0.0
+    """Bytes of the optimizer's moments of this rank's shard, all on the device."""
+    largest: int = 0
+    """Elements of the largest trained weight in this rank's shard."""
     frozen_bytes: int = 0
     """Bytes of unsharded frozen weights; the numbers of elements exclude frozen weights."""
     own_frozen_bytes: int = 0
@@ -112,17 +121,26 @@ def _recipe(
         fp32_gradients=states.wide_gradients,
         each_micro_batch=states.each_micro_batch,
         buckets=states.buckets,
-        # the update of offloaded states is on the host
-        fused=optimizer.fused or optimizer.offload == 1.0,
+        # the update of offloaded states is on the host; other temporaries are those of one tensor
+        fused=optimizer.fused or optimizer.offload == 1.0 or bool(_update_factor(optimizer)),
     )
-    moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
+    moments = replace(recipe.moments, each_bytes=optimizer.state_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
+    passing = recipe.passing
     if optimizer.master_bytes == 0 and element_bytes == 2:
         # weights are trained without an fp32 master, and their gradients have the same precision
         element = float(element_bytes)
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
         master = replace(master, each_bytes=0.0)
+        # autocast copies fp32 weights alone
+        passing = tuple(
+            replace(entry, each_bytes=min(entry.each_bytes, element))
+            for entry in passing
+            if entry.what != "copies of autocast"
+        )
+    if optimizer.layerwise:
+        gradients = replace(gradients, each_bytes=0.0)
     left = 1.0 - optimizer.offload
     if left < 1.0:
         moments, master, gradients = (
@@ -137,7 +155,7 @@ def _recipe(
         replace(entry, each_bytes=entry.each_bytes * left)
         if entry.during == frozenset({"step"})
         else entry
-        for entry in recipe.passing
+        for entry in passing
     )
     return replace(
         recipe,
@@ -160,10 +178,50 @@ def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None 
         frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
         own_frozen_bytes=sum(math.ceil(each * _own(run, one)) for each, one in frozen),
         layer=layer,
-        looked_up=sum(
-            _own(run, weight) for weight in weights if weight.name in ("embedding", "positions")
-        ),
+        moments_bytes=sum((_moment_bytes(run, weight, layer) for weight in weights), 0.0),
+        largest=max((_own(run, one) // one.number for one in weights), default=0),
     )
+
+
+_SMALLEST_8BIT = 4096
+"""Elements of the smallest tensor with 8-bit moments (`min_8bit_size` of bitsandbytes)."""
+
+
+def _moment_bytes(run: Run, weight: Weight, layer: RankLayer | None) -> float:
+    """Return the bytes of the optimizer's moments of a weight in this rank's shard."""
+    optimizer, own, low = run.runtime.optimizer, _own(run, weight), run.runtime.optimizer.low_rank
+    if low is not None:
+        parts = projections_of(layer, weight) if layer is not None else ()
+        matrices = [(rows, target in low.targets) for target, rows in parts]
+        if weight.name == "head":
+            matrices = [(weight.shape[0], low.head)]
+        if any(projected for _, projected in matrices):
+            columns = weight.shape[1]
+            return weight.number * sum(
+                _low_rank_bytes(run, rows, columns)
+                if projected
+                else optimizer.state_bytes * rows * columns
+                for rows, projected in matrices
+            )
+    if optimizer.kind == "adafactor" and not optimizer.moments_bytes:
+        # fp32 sums of the rank's rows and of all columns; vectors are not factored
+        columns = weight.shape[-1] if len(weight.shape) > 1 else 0
+        return 4.0 * (own / columns + weight.number * columns if columns else own)
+    # transformers 5 keeps moments of `nn.Embedding` in fp32 (trainer.py), as bitsandbytes
+    # recommends, which itself does so for small tensors. Partitions of DeepSpeed are neither.
+    wide = weight.name in ("embedding", "positions") or own < weight.number * _SMALLEST_8BIT
+    if wide and run.runtime.states.keeper != "deepspeed":
+        return float(optimizer.moments_bytes) * own
+    return optimizer.state_bytes * own
+
+
+def _low_rank_bytes(run: Run, rows: float, columns: float) -> float:
+    """Return the bytes of moments and projector of a matrix whose gradient is projected."""
+    optimizer = run.runtime.optimizer
+    assert optimizer.low_rank is not None, "its gradients are projected"
+    small, large = sorted((rows, columns))
+    rank, element = min(optimizer.low_rank.rank, small), layout_of_run(run).weights.each_bytes
+    return optimizer.state_bytes * rank * large + element * rank * small
 
 
 def _own(run: Run, weight: Weight) -> int:
@@ -231,31 +289,21 @@ def _kept(
     step : True for the optimizer step, which may keep only the rank's shard of gradients.
     """
     whole, own = _elements(units), sum(n * unit.own for unit, n in _runs(units))
-    switch = _switches(run)["states"]
+    switch, optimizer = _switches(run)["states"], run.runtime.optimizer
+    on_device = 0.0 if optimizer.paged else 1.0 - optimizer.offload
     for name, kept in layout_of_run(run).kept:
         if name == "gradients" and not (kept.always or gradients):
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
         num_bytes = kept.each_bytes * size
+        if name == _MOMENTS:
+            num_bytes = on_device * sum(n * unit.moments_bytes for unit, n in _runs(units))
         if name == "weights" and not run.runtime.optimizer.offload_weights:
             num_bytes += sum(
                 unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
             )
-        if name == "Adam moments" and run.runtime.optimizer.kind == "adam8bit":
-            num_bytes += _wide_moments(run, units)
         yield MemoryItem(name, math.ceil(num_bytes), switch)
     yield MemoryItem("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
-
-
-def _wide_moments(run: Run, units: Sequence[FsdpUnit]) -> float:
-    """Return the bytes of 8-bit Adam's fp32 moments of embeddings beyond their 8-bit size.
-
-    transformers 5 keeps moments of `nn.Embedding` in fp32 (trainer_optimizer.py), as bitsandbytes
-    recommends.
-    """
-    optimizer = run.runtime.optimizer
-    more = optimizer.moments_bytes - optimizer.adam_bytes
-    return (1.0 - optimizer.offload) * more * sum(unit.looked_up for unit in units)
 
 
 def _cublas(run: Run) -> int:
@@ -644,7 +692,8 @@ def _beside(
     zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
     if reducing:
-        yield MemoryItem("unreduced gradients", unit.elements * element, states)
+        made = unit.largest if run.runtime.optimizer.layerwise else unit.elements
+        yield MemoryItem("unreduced gradients", made * element, states)
     if not _is_fsdp2(run):
         yield from _table_passing(run, units, "backward")
         return
@@ -680,9 +729,26 @@ def _beside(
         yield MemoryItem("gradients of earlier micro-batches", math.ceil(size), states)
 
 
+def _update_factor(optimizer: Optimizer) -> float:
+    """Return the bytes of an update's temporaries per element of the largest tensor; 0: none.
+
+    Adafactor of transformers has two tensors in fp32 (the update, and another one before it), and
+    with 16-bit weights the gradient and the weight in fp32. A low rank has the projected update
+    of a matrix, and every few hundred steps the matrix and its singular vectors in fp32
+    (galore_torch 1.0, galore_projector.py).
+    """
+    pure = optimizer.master_bytes == 0
+    if optimizer.kind == "adafactor":
+        return 16.0 if pure else 8.0
+    return 12.0 if optimizer.low_rank is not None else 0.0
+
+
 def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> LivePoint:
     passing = _table_passing(run, units, "step")
-    return LivePoint(name="step", parts=(*there, *passing))
+    largest = max((unit.largest for unit in units), default=0)
+    update = math.ceil(_update_factor(run.runtime.optimizer) * largest)
+    item = MemoryItem(UPDATE, update, "--optim")
+    return LivePoint(name="step", parts=(*there, *passing, item))
 
 
 def _added(parts: Sequence[MemoryItem]) -> Iterator[MemoryItem]:

@@ -35,7 +35,7 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
     kernels, element = run.kernels, run.element_bytes
     torchtitan = kernels.module == "torchtitan"
     own = 0 if given else tokens * width * element
-    if kernels.compiled or (torchtitan and kernels.fused_norms):
+    if kernels.compiled or kernels.liger or (torchtitan and kernels.fused_norms):
         return own + 4 * tokens
     # the normed input is saved for the weight gradient, which a frozen weight does not have
     frozen = run.runtime.adapters is not None
@@ -108,10 +108,10 @@ def _core(at: RankLayer) -> Parts:
 def _mlp(name: str, at: RankLayer, tokens: int, width: int) -> Parts:
     """Yield (name, bytes) that an MLP saves: outputs of the first GEMMs, activation, gated product.
 
-    Compiled layers recompute the activation of a gated MLP.
+    Compiled layers and Liger's kernel (ops/swiglu.py) recompute the activation of a gated MLP.
     """
-    gates, adapters = at.layer.gates, at.run.runtime.adapters
-    number = 2 * gates - (1 if at.run.kernels.compiled and gates == 2 else 0)
+    gates, adapters, kernels = at.layer.gates, at.run.runtime.adapters, at.run.kernels
+    number = 2 * gates - (1 if (kernels.compiled or kernels.liger) and gates == 2 else 0)
     # the input of the last matrix is saved only for its weight gradient
     number -= 0 if needs_input(adapters, "expert_fc2" if name == "expert" else "fc2") else 1
     yield name, number * tokens * width * at.element_bytes
@@ -275,9 +275,37 @@ def loss_bytes(run: Run) -> int:
     chunk and the gradient of all hidden states.
     """
     kernels, number = run.kernels, logits(run)
+    if kernels.loss in ("liger", "trl"):
+        return _fused_head_bytes(run)
     each = 16 if kernels.loss_parallel and run.split.tp > 1 else 12
     if kernels.loss == "compiled":
         return number * 2 * run.element_bytes
     if kernels.loss == "chunked":
         return number * each + run.tokens * run.model.hidden * run.element_bytes
     return number * each
+
+
+_TRL_TILE = (4096, 32768)
+"""Tokens and columns of a tile of logits: TRL 1.16, kernels/chunked_logprob.py and
+trainer/utils.py."""
+
+
+def _fused_head_bytes(run: Run) -> int:
+    """Return the peak bytes of a head that computes its loss and gradients tile by tile.
+
+    Liger (0.8.5, ops/fused_linear_cross_entropy.py): logits of a chunk of tokens, which become
+    their gradient, with as many elements as the hidden states, to the next power of 2; the
+    gradients of the hidden states and of the head, in their types. TRL: a tile of logits, both
+    gradients in fp32, and the one of the hidden states again in its type.
+    """
+    hidden, element, tokens = run.model.hidden, run.element_bytes, run.tokens
+    rows = run.padded_vocab // (run.strategy.ends.tp if run.kernels.loss_parallel else 1)
+    trained = 0 if run.runtime.adapters is not None else rows * hidden
+    if run.kernels.loss == "trl":
+        tile = min(tokens, _TRL_TILE[0]) * min(rows, _TRL_TILE[1])
+        return tile * element + tokens * hidden * (4 + element) + 4 * trained
+    shares = -(-rows // hidden)
+    chunk = min(1 << (-(-tokens // shares) - 1).bit_length(), tokens)
+    # FSDP gathers the head in the type of the computation
+    stored = element if run.split.zero or run.runtime.optimizer.master_bytes == 0 else 4
+    return (chunk * rows + tokens * hidden) * element + trained * stored

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from autopar.records import Count, Positive, Record, SecondsOrZero, number, replace
-from autopar.training.adapters import Adapters
+from autopar.training.adapters import Adapters, Target
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
 """Engines that plans are written for: values of `--engine` and names in `search.engines.table`."""
@@ -146,14 +146,32 @@ class Precision(Record):
         )
 
 
+OptimizerKind = Literal["adam", "adam8bit", "lion", "lion8bit", "sgd", "adafactor", "muon", "none"]
+"""Kind of an optimizer. Muon keeps one momentum per matrix. The 8-bit kinds keep moments of 8 bits
+with a scale per 256 elements (arXiv 2110.02861). Adafactor keeps sums of rows and columns (arXiv
+1804.04235), without a first moment. `none` is for runs without an update."""
+
+
+class LowRank(Record):
+    """Moments of gradients projected to a low rank (GaLore, arXiv 2403.03507; APOLLO, 2412.05270).
+
+    A matrix of m x n weights, m >= n, has moments of m x rank and a projector of rank x n elements.
+    """
+
+    rank: Positive = 128
+    targets: frozenset[Target]
+    """Matrices whose gradients are projected."""
+    head: bool = False
+    """True if the head is one of them."""
+
+
 class Optimizer(Record):
     """Optimizer and location of its states."""
 
-    kind: Literal["adam", "adam8bit", "muon", "none"] = "adam"
-    """Muon keeps one momentum per matrix. adam8bit keeps two 8-bit moments with a scale per 256
-    elements (arXiv 2110.02861). `none` is for runs without an update."""
+    kind: OptimizerKind = "adam"
     moments_bytes: Count = 8
-    """Bytes per parameter of both moments: 8 in fp32, 4 in 16 bits."""
+    """Bytes per parameter of all moments before a reduction to 8 bits: 8 for Adam in fp32, 4 in 16
+    bits; 0 for Adafactor with factored moments."""
     master_bytes: Count = 4
     """Bytes per parameter of the fp32 weight: 2 if the half that equals the bf16 weight is not
     stored twice, 0 if 16-bit weights are trained directly."""
@@ -165,15 +183,21 @@ class Optimizer(Record):
     """True if weights are in host memory as well (`offload_param`, CPUOffloadPolicy)."""
     host_adam: HostAdam = "torch"
     fused: bool = True
-    """True if the update is one kernel. False for `torch.optim.AdamW` without `fused`, whose update
-    makes an fp32 temporary of the rank's shard."""
+    """True if the update makes no temporary. False for `torch.optim.AdamW` without `fused`, whose
+    update makes a temporary of the rank's shard in the precision of the moments."""
+    paged: bool = False
+    """True if moments are in memory that moves to the host when the device has no more (CUDA
+    unified memory, bitsandbytes)."""
+    layerwise: bool = False
+    """True if each weight is updated in the backward, which frees its gradient."""
+    low_rank: LowRank | None = None
 
     @property
-    def adam_bytes(self) -> float:
-        """Bytes per parameter of both moments for this kind of optimizer."""
-        if self.kind == "adam8bit":
+    def state_bytes(self) -> float:
+        """Bytes per parameter of the moments, without those of Adafactor and of a low rank."""
+        if self.kind in ("adam8bit", "lion8bit"):
             # One byte per moment, and an fp32 scale per 256 elements.
-            return 2.0 * (1.0 + 4.0 / 256.0)
+            return (1.0 if self.kind == "lion8bit" else 2.0) * (1.0 + 4.0 / 256.0)
         return float(self.moments_bytes)
 
 
@@ -207,9 +231,10 @@ AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """Attention kernel: cuDNN, FlashAttention, GEMMs with a softmax, or Megatron-LM's own layers."""
 LayerModule = Literal["te", "megatron", "torchtitan", "transformers"]
 """Implementation of layers: Transformer Engine, Megatron-LM, torchtitan or transformers."""
-Loss = Literal["none", "native", "te", "whole", "compiled", "chunked"]
+Loss = Literal["none", "native", "te", "whole", "compiled", "chunked", "liger", "trl"]
 """Cross-entropy of Megatron-LM: unfused (`none`), fused (`native`) or Transformer Engine's (`te`).
-Of PyTorch on fp32 logits: eager (`whole`), `compiled`, or in chunks of tokens (`chunked`)."""
+Of PyTorch on fp32 logits: eager (`whole`), `compiled`, or in chunks of tokens (`chunked`). Fused
+with the head, without logits of all tokens: Liger's (`liger`) and TRL's (`trl`)."""
 
 
 class Quirks(Record):
@@ -244,6 +269,8 @@ class Kernels(Record):
     """True if layers are compiled with torch.compile."""
     graphs: Graphs = "none"
     """CUDA graphs; their memory is not counted."""
+    liger: bool = False
+    """True if norms and activations are Liger's kernels, which recompute what they do not save."""
     loss: Loss = "none"
     loss_chunks: Positive = 1
     loss_parallel: bool = True

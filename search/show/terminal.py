@@ -62,7 +62,7 @@ def show_answer(
 ) -> None:
     """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
-    verbose : True to print also terms, stages, other degrees and the search space; else one screen.
+    verbose : True to print also terms, stages, other degrees and the search space.
     part : sentence on the chosen part of the cluster; empty if all of it was given.
     path : plan file.
     """

@@ -22,6 +22,7 @@ from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     Buckets,
     ExpertKernels,
+    Kernels,
     Optimizer,
     Overlap,
     Precision,
@@ -35,6 +36,11 @@ from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
 from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named
+from search.engines.huggingface.optimizers import (
+    script_kernels,
+    script_optimizer,
+    weights_are_narrow,
+)
 from search.engines.huggingface.script import (
     LENGTHS,
     MODELS,
@@ -42,6 +48,7 @@ from search.engines.huggingface.script import (
     Flags,
     ScriptOptions,
     ScriptWords,
+    is_factory,
     translated,
 )
 from search.engines.keys import Keys, flattened, whole
@@ -168,10 +175,11 @@ class TrainerScript(Record):
     """Number of training steps; None if not given."""
     adapters: Adapters | None = None
     """LoRA adapters on frozen weights; None if all weights are trained."""
-    fused: bool = False
-    """True if the update of Adam is one kernel; False also if the script does not set it."""
-    eight_bits: bool = False
-    """True if optimizer moments have 8 bits (bitsandbytes)."""
+    narrow: bool = False
+    """True if the script loads weights in 16 bits and trains them in that type."""
+    narrow_adapters: bool = False
+    """True if adapters of quantised weights have 16 bits."""
+    kernels: Kernels = TRANSFORMERS
     global_batch: int | None = None
     """Sequences of a step, given by the user; None if not given."""
     notes: tuple[str, ...] = ()
@@ -231,9 +239,7 @@ def script_of(
     kind: PrecisionKind | None = next((one for one in _KINDS if on[one]), asked.precision)
     if kind is not None:
         words.asked.add("tf32")  # of fp32 GEMMs alone
-    optimizer = words.words.get("optim", ("",))[0]
-    if optimizer in _EIGHT_BITS | _ADAMS or keys.has("optimizer.type"):
-        words.asked.add("optim")  # an optimizer of DeepSpeed replaces that of the script
+    adapters = _adapters(keys, words, found)
     return TrainerScript(
         model=found,
         seq=length,
@@ -244,9 +250,13 @@ def script_of(
         compiled=words.yes("torch-compile"),
         repeated_heads=not attention.startswith("flash"),
         steps=words.number("max-steps"),
-        adapters=_adapters(keys, words, found),
-        fused=_is_fused(optimizer),
-        eight_bits=optimizer in _EIGHT_BITS,
+        adapters=adapters,
+        narrow=weights_are_narrow(words),
+        # TRL and qlora.py cast them, LLaMA-Factory leaves them in fp32
+        narrow_adapters=adapters is not None
+        and adapters.base != "16 bits"
+        and not is_factory(flags, asked.program),
+        kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,
         notes=meant.taken,
         words=words,
@@ -257,28 +267,6 @@ _ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Kernels of transformers that store no scores."""
 _HALVES = ("max-source-length",)
 """Lengths of a prompt alone, which count if there is no other."""
-_ADAMS = frozenset(
-    {
-        "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla",
-        "adamw_torch_npu_fused", "paged_adamw", "paged_adamw_32bit",
-    }
-)  # fmt: skip
-"""Values of transformers' `--optim` with fp32 moments of Adam."""
-_EIGHT_BITS = frozenset(
-    f"{paged}adamw{library}_8bit" for paged in ("", "paged_") for library in ("", "_bnb")
-)
-"""Values of transformers' `--optim` with 8-bit moments.
-
-Paged optimizers move states to the host only when device memory runs out.
-"""
-
-
-def _is_fused(name: str) -> bool:
-    """Return True for a value of `--optim` whose update is one kernel; False for an empty name."""
-    # bitsandbytes updates paged states in one kernel as well.
-    return name in _EIGHT_BITS or name.startswith("paged_") or name.endswith("_fused")
-
-
 _PROJECTIONS: Mapping[str, tuple[Target, ...]] = {
     "q_proj": ("query",),
     "k_proj": ("key",),
@@ -357,9 +345,8 @@ def script_run(
 ) -> Run:
     """Return the run of a transformers model without pipeline stages.
 
-    split, optimizer : settings from the configuration; the script adds the recomputation and the
-    8-bit optimizer. micro_batch : micro-batch size of a rank, sequences. accumulation :
-    micro-batches per step.
+    split, optimizer : settings of configuration and script; the script also sets recomputation.
+    micro_batch : micro-batch size of a rank, sequences. accumulation : micro-batches per step.
 
     Raises InputError if the degrees do not divide the world size or the model.
     """
@@ -393,11 +380,11 @@ def script_run(
             runtime=Runtime(
                 engine=states.keeper,
                 precision=Precision(kind=kind),
-                optimizer=replace(optimizer, kind="adam8bit" if script.eight_bits else "adam"),
+                optimizer=optimizer,
                 adapters=script.adapters,
                 states=states,
                 kernels=replace(
-                    TRANSFORMERS,
+                    script.kernels,
                     compiled=script.compiled,
                     repeated_heads=script.repeated_heads,
                 ),
@@ -510,23 +497,27 @@ def _refuse(keys: Keys) -> None:
         if keys.has(key) and keys.values[key] not in (plain, 0):
             raise keys.unpriced(key, "keeps states or copies that are not counted", asked)
     name = keys.text("optimizer.type", "AdamW")
-    if name.lower() not in ("adam", "adamw", "auto"):
+    if name.lower() not in ("adam", "adamw", "lion", "auto"):
         raise keys.unpriced("optimizer.type", f"{shorten(name)} has other optimizer states", asked)
 
 
-def _fused(keys: Keys, script: TrainerScript) -> bool:
-    """Return True if the update is one kernel: DeepSpeed's FusedAdam, or a fused one of the script.
+def _own_optimizer(keys: Keys, script: TrainerScript) -> Optimizer:
+    """Return the optimizer on the device: one of DeepSpeed, or else that of the script.
 
-    Without `optimizer`, the script makes the optimizer (`_configure_basic_optimizer` of
-    runtime/engine.py; `torch_adam` selects `torch.optim.AdamW`).
+    Sources: `_configure_basic_optimizer` of runtime/engine.py, where `torch_adam` selects
+    `torch.optim.AdamW`. States are partitions of flat fp32 tensors.
     """
     if not keys.has("optimizer.type"):
-        return script.fused
-    return not keys.flag("optimizer.params.torch_adam")
+        return script_optimizer(script.words, pure=False, flat=True, sharded=True)
+    script.words.asked.add("optim")  # replaced
+    kind = keys.text("optimizer.type", "AdamW").lower()
+    if kind == "lion":
+        return Optimizer(kind="lion", moments_bytes=4)
+    return Optimizer(fused=not keys.flag("optimizer.params.torch_adam"))
 
 
-def _optimizer(keys: Keys, stage: int) -> Optimizer:
-    """Return the optimizer, with offloaded states and, with ZeRO-3, offloaded weights.
+def _optimizer(keys: Keys, stage: int, own: Optimizer) -> Optimizer:
+    """Return an optimizer with offloaded states and, with ZeRO-3, offloaded weights.
 
     `offload_optimizer` offloads fp32 weights, moments and gradients. With ZeRO-3 the fraction
     `ratio` of them is offloaded (ZeRO-Offload++). Raises UnpricedError for offload to NVMe, and for
@@ -547,7 +538,7 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
         found[part] = device == "cpu"
     if not stage:
         # Without ZeRO nothing is sharded or offloaded (runtime/engine.py).
-        return Optimizer(host_adam="deepspeed")
+        return own
     weights = found["param"] and stage == 3
     if weights and not found["optimizer"]:
         raise keys.unpriced(
@@ -556,16 +547,14 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
             "Offload the optimizer too (offload_optimizer)",
         )
     if not found["optimizer"]:
-        return Optimizer(host_adam="deepspeed")
+        return own
     ratio = keys.text("zero_optimization.offload_optimizer.ratio", "1.0") if stage == 3 else "1.0"
     if not re.fullmatch(r"0(\.[0-9]+)?|1(\.0+)?", ratio):
         raise keys.fail(
             "zero_optimization.offload_optimizer.ratio", f"expected 0 to 1, got {shorten(ratio)}"
         )
     share = 1.0 if weights else float(ratio)
-    return Optimizer(
-        offload=share, offload_master=share > 0, offload_weights=weights, host_adam="deepspeed"
-    )
+    return replace(own, offload=share, offload_master=share > 0, offload_weights=weights)
 
 
 def read_deepspeed(
@@ -612,7 +601,9 @@ def read_deepspeed(
         micro_batch=micro,
         accumulation=accumulation,
         kind=_kind(keys, script),
-        optimizer=replace(_optimizer(keys, stage), fused=_fused(keys, script)),
+        optimizer=_optimizer(
+            keys, stage, replace(_own_optimizer(keys, script), host_adam="deepspeed")
+        ),
         split=Split(
             tp=tp,
             cp=exchange,

@@ -27,6 +27,7 @@ from search.engines.deepspeed.read import (
     script_of,
     script_run,
 )
+from search.engines.huggingface.optimizers import script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
 from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions
 from search.engines.keys import Keys, flattened
@@ -67,6 +68,7 @@ _KNOWN = frozenset(
     )
 )  # fmt: skip
 """Keys that are read, or that have an effect only with other settings."""
+_VERSION = "fsdp_config.fsdp_version"
 _WRAP = "fsdp_config.fsdp_auto_wrap_policy"
 _BACKEND = "dynamo_config.dynamo_backend"
 _RING = "parallelism_config.parallelism_config_cp_comm_strategy"
@@ -257,7 +259,6 @@ def read_accelerate(
             "Use FSDP, DEEPSPEED or MULTI_GPU",
         )
     script = script_of(keys, flags, asked=asked, beside=beside)
-    precision = _precision(keys, script)
     degrees = {
         name: keys.number(f"parallelism_config.parallelism_config_{name}_size", 1, least=-1)
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
@@ -278,6 +279,7 @@ def read_accelerate(
         ranks = max(world_size // (tp * cp), 1)
         steps = max(script.global_batch // (micro * ranks), 1)
         refuse(BATCH, {"global_batch": script.global_batch, "micro_batch": micro, "dp": ranks})
+    precision, narrow = _precision(keys, script, zero)
     if zero or script.adapters is not None:
         # FSDP casts weights to fp32, and adapters are on a frozen base of 16 bits.
         script.words.asked.update(("dtype", "torch-dtype"))
@@ -290,7 +292,7 @@ def read_accelerate(
         ),
         # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
         states=States(keeper="accelerate", each_micro_batch=steps == 1),
-        optimizer=replace(_optimizer(keys, zero), fused=script.fused),
+        optimizer=_optimizer(keys, script, zero, narrow=narrow),
         world_size=world_size,
         gpu=gpu,
         source=source,
@@ -371,18 +373,30 @@ def _refuse_fp8(keys: Keys) -> str:
     return word
 
 
-def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
+def _precision(keys: Keys, script: TrainerScript, zero: Zero) -> tuple[PrecisionKind, bool]:
+    """Return the precision, and True if trained weights have 16 bits and no fp32 copy.
+
+    Autocast leaves the weights of a model in bf16 as they are. FSDP casts trained weights to fp32
+    where mixed precision is on (`prepare_model` of accelerate/accelerator.py, and
+    `fsdp2_prepare_model` of utils/fsdp_utils.py, except next to weights of 4 bits).
+    """
     word = _refuse_fp8(keys)
+    narrow = script.narrow if script.adapters is None else script.narrow_adapters
     if word == "no":
-        return script.kind or "fp32"
-    return "bf16" if word == "bf16" else "fp16"
+        word = script.kind or ""
+    if not word:
+        return "bf16" if script.narrow or narrow else "fp32", narrow
+    second = keys.number(_VERSION, 1) == 2 and script.adapters is not None
+    return ("bf16" if word == "bf16" else "fp16"), narrow and (not zero or second)
 
 
-def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
+def _optimizer(keys: Keys, script: TrainerScript, zero: Zero, *, narrow: bool) -> Optimizer:
     """Return the optimizer; FSDP offloads either all sharded states and weights or none."""
+    flat = zero > 0 and keys.number(_VERSION, 1) == 1
+    found = script_optimizer(script.words, pure=narrow, flat=flat, sharded=zero > 0)
     if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
-        return Optimizer()
-    return Optimizer(offload=1.0, offload_master=True, offload_weights=True)
+        return found
+    return replace(found, offload=1.0, offload_master=True, offload_weights=True)
 
 
 def _sharding(
@@ -395,7 +409,7 @@ def _sharding(
     """
     if kind != "FSDP":
         return 0, 1
-    version = keys.number("fsdp_config.fsdp_version", 1)
+    version = keys.number(_VERSION, 1)
     word = keys.text("fsdp_config.fsdp_reshard_after_forward", "")
     strategy = keys.text("fsdp_config.fsdp_sharding_strategy", "")
     zero: Zero = 3

@@ -180,6 +180,11 @@ _SUMS = (("max-source-length", "max-target-length"), ("source-max-len", "target-
 _FACTORY = ("train_bash.py", "llamafactory-cli")
 
 
+def is_factory(flags: Flags, program: str) -> bool:
+    """Return True for a script of LLaMA-Factory; program : as in `translated`."""
+    return program.rpartition("/")[2] in _FACTORY or "finetuning-type" in flags
+
+
 def translated(flags: Flags, program: str) -> Translated:
     """Return arguments with aliases replaced, and with the defaults of LLaMA-Factory and qlora.py.
 
@@ -209,7 +214,7 @@ def translated(flags: Flags, program: str) -> Translated:
         elif bits in ("16", "32"):
             del found[name]
     stem = program.rpartition("/")[2]
-    if stem in _FACTORY or "finetuning-type" in found:
+    if is_factory(found, program):
         taken += _of_factory(found)
     elif stem == "qlora.py" or "full-finetune" in found:
         taken += _of_qlora(found)

@@ -290,8 +290,8 @@ def answer(
     (`search.planning.uniform.choice`). Raises InputError if no engine has a legal plan, for any
     memory size.
 
-    shares : division of the time limit among searches; default: that of the question, one search
-        per engine
+    shares : division of the time limit among searches. By default, that of the question with one
+        search per engine.
     grace_s : additional CPU seconds for each engine without a plan at its time limit; default:
         `search.planning.uniform.best_first.GRACE_S`
     spaces : searches of this request by engine variant, which are continued
@@ -416,8 +416,8 @@ def fastest_within(
     """Return (engine with the fastest plan, True if this is proven), without alternatives.
 
     gpu_s : result of `least_gpu_s`.
-    sample_s : step seconds per sequence above which plans are not searched.
-    shares : division of the time limit among several requests, this one included.
+    sample_s : most step seconds per sequence.
+    shares : time limit of several requests, divided among them.
     spaces : searches by engine variant; those of this request are added.
     """
     from search.planning.uniform.best_first import UniformSearch

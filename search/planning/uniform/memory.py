@@ -770,7 +770,7 @@ def _megatron_states(run: Run) -> tuple[float, float]:
     element = float(precision.element_bytes)
     on_device = 1.0 - optimizer.offload
     master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
-    moments = optimizer.adam_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
+    moments = optimizer.state_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
     shared = (master if element == 2 else 0.0) + moments
     # 8-bit and 4-bit weights take at least half a byte
     stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element

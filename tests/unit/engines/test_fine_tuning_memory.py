@@ -1,0 +1,308 @@
+"""Memory of fine-tuning launches against counts by hand: weights, optimizers, loss, FSDP units.
+
+The model is Llama 2 7B: hidden size 4,096, 32 layers, MLP of 11,008, vocabulary of 32,000.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.price.account import account_of
+from autopar.price.job import job_of_run
+from autopar.price.sharded_peak import live_points
+from autopar.price.torch_layers import layer_saved_bytes, loss_bytes
+from autopar.run.run import Run
+from search.engines.reader import CheckedFile
+from search.engines.table import read_checked
+
+H, F, V, LAYERS = 4096, 11008, 32000, 32
+MATRICES = 4 * H * H + 3 * H * F
+VECTORS = LAYERS * 2 * H + H
+P = LAYERS * MATRICES + 2 * V * H + VECTORS
+RANK, SEQ = 16, 2048
+WORDS = (
+    "--model_name_or_path meta-llama/Llama-2-7b-hf --max_length 2048 "
+    "--per_device_train_batch_size 2 --gradient_checkpointing True --output_dir out "
+)
+ONE = {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"}
+REPLICAS = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "bf16"}
+SHARDS: dict[str, Any] = {
+    "distributed_type": "FSDP",
+    "num_processes": 8,
+    "mixed_precision": "bf16",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+}
+FSDP1 = {**SHARDS, "fsdp_config": {**SHARDS["fsdp_config"], "fsdp_version": 1}}
+UNMIXED = {"mixed_precision": "no"}
+Read = Callable[..., CheckedFile]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Return a function that checks a script with an accelerate configuration."""
+
+    def read(
+        words: str, document: Mapping[str, Any] = ONE, program: str = "train.py"
+    ) -> CheckedFile:
+        (tmp_path / "a.yaml").write_text(json.dumps(document), encoding="utf-8")
+        text = f"accelerate launch --config_file a.yaml {program} {WORDS} {words}"
+        path = tmp_path / "run.sh"
+        path.write_text(text, encoding="utf-8")
+        return read_checked(str(path), world_size=None, gpu="h100-80gb")
+
+    return read
+
+
+def _run(file: CheckedFile) -> Run:
+    assert file.run is not None, file.findings
+    assert not file.withdrawn, file.findings
+    return file.run
+
+
+def _states(run: Run) -> dict[str, int]:
+    """Return the bytes of states at a step by name, with gradients."""
+    found = {part.name: part.num_bytes for part in [*live_points(run, 0)][-1].parts}
+    return {name: found.get(name, 0) for name in ("weights", "gradients", "Adam moments")}
+
+
+# --------------------------------------------------------------------------------------------------
+# Types of weights.
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "each", "ranks"),
+    [
+        ("", ONE, (4, 4, 8), 1),
+        ("--dtype float32", ONE, (4, 4, 8), 1),
+        ("--dtype bfloat16", ONE, (2, 2, 4), 1),
+        ("--torch_dtype auto", REPLICAS, (2, 2, 4), 1),
+        ("--pure_bf16 True", REPLICAS, (2, 2, 4), 1),
+        # moments of bitsandbytes are in fp32
+        ("--dtype bfloat16 --optim lion_32bit", ONE, (2, 2, 4), 1),
+        # FSDP casts to fp32 with mixed precision alone
+        ("--dtype bfloat16", SHARDS, (4, 4, 8), 8),
+        ("--dtype bfloat16", {**SHARDS, **UNMIXED}, (2, 2, 4), 8),
+        ("--dtype bfloat16", {**FSDP1, **UNMIXED}, (2, 2, 4), 8),
+    ],
+)
+def test_weights_are_trained_in_their_type(
+    read: Read, words: str, document: Mapping[str, Any], each: tuple[int, ...], ranks: int
+) -> None:
+    run = _run(read(words, document))
+    assert [*_states(run).values()] == [size * P // ranks for size in each]
+    assert run.runtime.precision.kind == "bf16"
+
+
+def test_narrow_weights_have_no_copies_and_smaller_buckets(read: Read) -> None:
+    """Autocast copies fp32 weights to 2 bytes, and buckets have the type of gradients."""
+    wide, narrow = (_run(read(words, REPLICAS)) for words in ("", "--dtype bfloat16"))
+    sizes = [
+        {part.name: part.num_bytes for part in point.parts}
+        for run in (wide, narrow)
+        for point in live_points(run, 0)
+        if point.name == "loss"
+    ]
+    copies = [one.get("copies of autocast", 0) for one in sizes]
+    assert copies == [2 * P, 0]
+    assert [one["buckets of the reduction"] for one in sizes] == [4 * P, 2 * P]
+
+
+def test_weights_in_fp16_have_no_verdict(read: Read) -> None:
+    """torch scales no gradients in fp16, so that a script with such weights does not train."""
+    assert read("--dtype float16 --fp16 True").withdrawn
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "program", "each"),
+    [
+        ("", ONE, "train.py", 4),
+        # TRL casts adapters of quantised weights, and LLaMA-Factory does not
+        ("--load_in_4bit True", ONE, "train.py", 2),
+        ("--quantization_bit 4", ONE, "train_bash.py", 4),
+        # FSDP1 casts them again
+        ("--load_in_4bit True", FSDP1, "train.py", 4),
+        ("--load_in_4bit True", SHARDS, "train.py", 2),
+    ],
+)
+def test_adapters_have_their_own_type(
+    read: Read, words: str, document: Mapping[str, Any], program: str, each: int
+) -> None:
+    lora = f"--use_peft True --lora_r {RANK} --lora_target_modules q_proj --lora_dropout 0"
+    ranks = document["num_processes"]
+    found = _states(_run(read(f"{lora} {words}", document, program)))
+    adapters = LAYERS * RANK * 2 * H // ranks
+    assert found["Adam moments"] == 2 * each * adapters
+    assert found["gradients"] == each * adapters
+
+
+# --------------------------------------------------------------------------------------------------
+# Optimizers.
+
+FACTORED = 4 * (
+    # rows and columns of q, k, v as one matrix, of the projection, of both gates, of the last
+    LAYERS * ((3 * H + H) + (H + H) + (2 * F + H) + (H + F)) + 2 * (V + H) + VECTORS
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--optim adamw_torch", 8 * P),
+        ("--optim adamw_torch_fused", 8 * P),
+        ("--optim adamw_bnb_8bit", 2 * (1 + 1 / 64) * (P - V * H) + 8 * V * H),
+        ("--optim adamw_8bit", 2 * (1 + 1 / 64) * (P - V * H) + 8 * V * H),
+        ("--optim lion_32bit", 4 * P),
+        ("--optim lion_8bit", (1 + 1 / 64) * (P - V * H) + 4 * V * H),
+        ("--optim sgd", 0),
+        ("--optim sgd --optim_args momentum=0.9", 4 * P),
+        ("--optim adafactor", FACTORED),
+        ("--adafactor True", FACTORED),
+        # memory that moves to the host is not that of the allocator
+        ("--optim paged_adamw_8bit", 0),
+        ("--optim paged_adamw_32bit", 0),
+        ("--optim paged_lion_8bit", 0),
+    ],
+)
+def test_moments_of_each_optimizer(read: Read, words: str, expected: float) -> None:
+    run = _run(read(words))
+    assert _states(run)["Adam moments"] == pytest.approx(expected, abs=1)
+    assert job_of_run(run).state_bytes >= 4
+
+
+def _low_rank(rows: int, columns: int) -> int:
+    """Return the elements of two moments and of the projector, by the shape of a matrix."""
+    return RANK * (2 * max(rows, columns) + min(rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("words", "layer", "others"),
+    [
+        (
+            "--optim galore_adamw --optim_target_modules attn mlp --optim_args rank=16",
+            4 * _low_rank(H, H) + 3 * _low_rank(F, H),
+            2 * V * H,
+        ),
+        (
+            "--optim apollo_adamw --optim_target_modules attn --optim_args rank=16",
+            4 * _low_rank(H, H) + 2 * 3 * H * F,
+            2 * V * H,
+        ),
+        (
+            "--finetuning_type full --use_galore True --galore_rank 16 --optim adamw_torch",
+            4 * _low_rank(H, H) + 3 * _low_rank(F, H),
+            2 * V * H,
+        ),
+    ],
+)
+def test_a_low_rank_has_its_moments_and_projectors(
+    read: Read, words: str, layer: int, others: int
+) -> None:
+    """All in fp32, as the weights; embedding, head and norms have ordinary moments."""
+    run = _run_without_time(read(words))
+    expected = 4 * (LAYERS * layer + 2 * (others + VECTORS))
+    assert _states(run)["Adam moments"] == expected
+
+
+def _run_without_time(file: CheckedFile) -> Run:
+    assert file.run is not None, file.findings
+    assert "memory" not in file.withdrawn, file.findings
+    return file.run
+
+
+def test_layerwise_updates_keep_one_gradient(read: Read) -> None:
+    words = "--optim galore_adamw{} --optim_target_modules attn mlp"
+    whole, each = (_run_without_time(read(words.format(end))) for end in ("", "_layerwise"))
+    assert [_states(run)["gradients"] for run in (whole, each)] == [4 * P, 0]
+
+
+def test_a_low_rank_needs_whole_gradients(read: Read) -> None:
+    """Shards have none, so that the words stay unread."""
+    words = "--optim galore_adamw --optim_target_modules attn mlp"
+    assert set(read(words, SHARDS).withdrawn) == {"memory", "time"}
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "expected"),
+    [
+        ("--optim adamw_torch", ONE, 4 * P),
+        ("--optim adamw_torch --dtype bfloat16", ONE, 2 * P),
+        ("--optim adamw_torch_fused", ONE, 0),
+        ("--optim adamw_torch", SHARDS, 4 * P // 8),
+        ("--optim adamw_bnb_8bit", ONE, 0),
+        ("--optim sgd --weight_decay 0.0", ONE, 0),
+        ("--optim sgd --weight_decay 0.1", ONE, 4 * P),
+        # two tensors of the largest matrix in fp32, and with 16-bit weights gradient and weight too
+        ("--optim adafactor", ONE, 2 * 4 * V * H),
+        ("--optim adafactor --dtype bfloat16", ONE, 4 * 4 * V * H),
+    ],
+)
+def test_temporaries_of_an_update(
+    read: Read, words: str, document: Mapping[str, Any], expected: int
+) -> None:
+    step = [*live_points(_run(read(words, document)), 0)][-1]
+    assert step.name == "step"
+    found = sum(part.num_bytes for part in step.parts if part.name == "temporary of the update")
+    assert found == expected
+
+
+def test_adafactor_of_flat_shards_is_not_factored(read: Read) -> None:
+    assert _states(_run(read("--optim adafactor", FSDP1)))["Adam moments"] == 4 * P // 8
+
+
+# --------------------------------------------------------------------------------------------------
+# Loss.
+
+TOKENS = 2 * SEQ
+
+
+def test_a_loss_of_logits_has_three_tensors_in_fp32(read: Read) -> None:
+    assert loss_bytes(_run(read(""))) == 12 * TOKENS * V
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "head"),
+    [
+        ("", ONE, 4 * V * H),
+        ("--dtype bfloat16", ONE, 2 * V * H),
+        ("", SHARDS, 2 * V * H),
+        ("--use_peft True --lora_dropout 0", ONE, 0),
+    ],
+)
+def test_ligers_head_has_chunks_of_tokens(
+    read: Read, words: str, document: Mapping[str, Any], head: int
+) -> None:
+    """32,000 / 4,096 is 8 chunks of 512 tokens; the logits become their gradient."""
+    run = _run(read(f"--use_liger_kernel True {words}", document))
+    assert loss_bytes(run) == 2 * 512 * V + 2 * TOKENS * H + head
+
+
+def test_ligers_layers_save_inputs(read: Read) -> None:
+    """Two norms save 2 bytes an element, not 4 + 2; the activation is made again."""
+    words = "--gradient_checkpointing False"
+    plain, liger = (
+        layer_saved_bytes(_run(read(f"{words} {more}")).rank_layers[0])
+        for more in ("", "--use_liger_kernel True")
+    )
+    assert plain - liger == TOKENS * (2 * 4 * H + 2 * F)
+
+
+@pytest.mark.parametrize("program", ["-m trl.scripts.sft", "trl/scripts/sft.py"])
+def test_trls_head_has_tiles(read: Read, program: str) -> None:
+    """A tile of all 4,096 tokens and 32,000 columns, and both gradients in fp32."""
+    run = _run(read("", program=program))
+    assert loss_bytes(run) == 2 * TOKENS * V + (4 + 2) * TOKENS * H + 4 * V * H
+    # Liger's kernels without its loss
+    other = _run(read("--use_liger_kernel True", program=program))
+    assert (loss_bytes(other), other.kernels.liger) == (loss_bytes(run), True)
+
+
+def test_a_launch_with_a_fused_head_peaks_lower(read: Read) -> None:
+    plain, fused = (
+        account_of(_run(read(words))).peak_bytes for words in ("", "--use_liger_kernel True")
+    )
+    assert fused <= plain
