@@ -25,7 +25,9 @@ from typing import NamedTuple
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.account import account_of
+from autopar.price.allocator import RESERVED_RATIOS
 from autopar.price.oom_risk import CONTEXT_BYTES, reserved_interval
+from autopar.records import replace
 from autopar.units import GIB
 from search.engines.table import read_checked
 
@@ -62,6 +64,12 @@ _YI = {
     "tie_word_embeddings": False,
 }
 """The config.json of 01-ai/Yi-34B, which autopar has no sizes of."""
+
+
+_IN_BACKWARD = ("30", "42")
+"""Rows whose optimizer steps in the backward, which no argument of a launch sets.
+
+Row 30 notes it; row 42 is below the bytes of weights, gradients and moments."""
 
 
 class Compared(NamedTuple):
@@ -124,6 +132,14 @@ def _is_torchtune(row: Row) -> bool:
     return "torchtune" in row["source"]
 
 
+def _is_loop(row: Row) -> bool:
+    """Return True for a loop without Trainer, which has no `--optim` and uses `AdamW` of torch.
+
+    Answer.AI's train.py, and run.py of PEFT's method comparison.
+    """
+    return _is_answer(row) or "method_comparison" in row["source"]
+
+
 def _accelerate(row: Row) -> Iterator[str]:
     """Yield the lines of the accelerate configuration of a row."""
     kind = {"full_shard": "FSDP", "zero3": "DEEPSPEED", "ddp": "MULTI_GPU", "none": "NO"}
@@ -152,10 +168,11 @@ def _words(row: Row) -> Iterator[str]:
         yield "--gradient_checkpointing True"
     # All three load weights in bf16; Answer.AI and torchtune train in that type.
     yield "--dtype bfloat16"
-    if not (_is_answer(row) or _is_torchtune(row)):
+    if not (_is_loop(row) or _is_torchtune(row)):
         yield "--bf16 True"
-    optimizer = {"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch_fused"}
-    yield f"--optim {optimizer.get(row['optimizer'], 'paged_adamw_8bit')}"
+    if not _is_loop(row):
+        names = {"adamw_torch_fused": "adamw_torch_fused"}
+        yield f"--optim {names.get(row['optimizer'], 'paged_adamw_8bit')}"
     if _is_torchtune(row):
         if row["checkpointing"] == "full" or row["loss"] == "chunked":
             yield "--torch_compile True"
@@ -165,8 +182,11 @@ def _words(row: Row) -> Iterator[str]:
         yield "--activation_offloading True"
     if row["train"] in ("lora", "qlora", "dora", "vera"):
         yield "--use_peft True"
-        yield f"--lora_r {row['rank']}"
-        yield "--lora_dropout 0.0"
+        # VeRA trains vectors, as many elements as a rank of 1
+        yield f"--lora_r {1 if row['train'] == 'vera' else row['rank']}"
+        # defaults of Answer.AI's train.py, and the command of PEFT's documentation
+        dropout = _is_answer(row) or "docs" in row["source"]
+        yield f"--lora_dropout {'0.1' if dropout else '0.0'}"
         names = row["targets"] or "q,v,o,gate,up,down"
         targets = [_MODULES.get(name, name) for name in names.split(",")]
         yield f"--lora_target_modules {' '.join(targets)}"
@@ -196,11 +216,15 @@ def _compared(row: Row, folder: Path) -> Compared | str:
     if run is None:
         said = [str(one) for one in found.findings]
         return f"{row['id']}: {'; '.join(said)}"
+    if row["id"] in _IN_BACKWARD:
+        optimizer = replace(run.runtime.optimizer, layerwise=True)
+        run = replace(run, runtime=replace(run.runtime, optimizer=optimizer))
     peak = account_of(run).peak_bytes
     low, high = reserved_interval(run, peak)
     if row["measured_kind"] == "active":
-        low, predicted = min(low, float(peak)), float(peak)
-        high = max(high, float(peak))
+        # without the free blocks of the allocator
+        least, _, most = RESERVED_RATIOS
+        low, predicted, high = low / most, float(peak), high / least
     else:
         outside = CONTEXT_BYTES if row["measured_kind"] == "nvidia-smi" else 0
         low, high = low + outside, high + outside

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import Literal
 
 from autopar.price.activations import offloaded_bytes
 from autopar.price.allocator import RESERVED_RATIOS
+from autopar.price.sharded_peak import sharded_parts
+from autopar.price.torch_layers import LOGIT_BYTES
+from autopar.records import replace
 from autopar.run.architecture import Attention, Model
 from autopar.run.run import Run
 
@@ -235,8 +238,27 @@ def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
 
     peak_bytes : predicted peak of allocated memory.
     """
-    kind = kind_of(run)
-    return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
+    kind, peaks = kind_of(run), _possible_peaks(run, peak_bytes)
+    return min(peaks) * _ratio_of(0.95, kind), max(peaks) * _ratio_of(0.05, kind)
+
+
+def _possible_peaks(run: Run, peak_bytes: float) -> tuple[float, ...]:
+    """Return the peaks that a run may have, from the predicted one: several with unknown logits."""
+    kernels = run.kernels
+    if not kernels.torch_layers or kernels.quirks.logit_bytes is not None:
+        return (peak_bytes,)
+    predicted = _peak_bytes(run)
+    others = []
+    for each in LOGIT_BYTES:
+        own = replace(kernels, quirks=replace(kernels.quirks, logit_bytes=each))
+        other = replace(run, runtime=replace(run.runtime, kernels=own))
+        others.append(peak_bytes + _peak_bytes(other) - predicted)
+    return (others[0], peak_bytes, others[1])
+
+
+@lru_cache(maxsize=256)
+def _peak_bytes(run: Run) -> int:
+    return sum(part.num_bytes for part in sharded_parts(run, run.strategy.pp - 1)[1])
 
 
 @cache
@@ -256,9 +278,12 @@ def _ratio_of(odds: float, kind: LaunchKind) -> float:
 def oom_probability_at(run: Run, peak_bytes: float, capacity_bytes: float) -> float:
     """Return the probability that a device of `capacity_bytes` is too small for a predicted peak.
 
-    The CUDA context is subtracted first; the probability is 1 if no memory is left.
+    The CUDA context is subtracted first; the probability is 1 if no memory is left. It is the mean
+    of those of all possible peaks.
     """
-    return oom_probability_of_kind(kind_of(run), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+    kind, left = kind_of(run), capacity_bytes - CONTEXT_BYTES
+    peaks = _possible_peaks(run, peak_bytes)
+    return math.fsum(oom_probability_of_kind(kind, peak, left) for peak in peaks) / len(peaks)
 
 
 def oom_probability_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:

@@ -11,24 +11,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
-from autopar.price.parameters import (
-    Weight,
-    embedding_and_head_weights,
-    frozen_bytes,
-    layer_weights,
-    projections_of,
+from autopar.price.fsdp_units import (
+    FsdpUnit,
+    is_joined,
+    layout_of_run,
+    shards_of,
+    units_of,
+    update_factor,
 )
+from autopar.price.parameters import layer_weights
 from autopar.price.peak import Moment, moments
-from autopar.price.state_layouts import UPDATE, Phase, StateLayout, layout_of
-from autopar.records import Record, replace
-from autopar.run.run import RankLayer, Run
-from autopar.run.runtime import HOPPER, Optimizer, States, Zero
+from autopar.price.state_layouts import UPDATE, Phase
+from autopar.records import Record
+from autopar.run.run import Run
+from autopar.run.runtime import HOPPER
 from autopar.run.strategy import Chunk
 from autopar.units import MIB
 
@@ -47,33 +48,6 @@ class MemoryItem(NamedTuple):
     """Options that control the size of the item."""
 
 
-class FsdpUnit(Record):
-    """FSDP unit, gathered and reduced together: a layer, the embedding or the head."""
-
-    name: str
-    dense: int
-    """Unsharded elements of dense weights."""
-    expert: int = 0
-    """Unsharded elements of expert weights."""
-    own: int
-    """Elements of dense and expert weights in this rank's shard; rows are rounded up."""
-    layer: RankLayer | None = None
-    """The layer of the unit; None for embedding and head."""
-    moments_bytes: float = 0.0
-    """Bytes of the optimizer's moments of this rank's shard, all on the device."""
-    largest: int = 0
-    """Elements of the largest trained weight in this rank's shard."""
-    frozen_bytes: int = 0
-    """Bytes of unsharded frozen weights; the numbers of elements exclude frozen weights."""
-    own_frozen_bytes: int = 0
-    """Bytes of frozen weights in this rank's shard."""
-
-    @property
-    def elements(self) -> int:
-        """Elements of all trained weights, unsharded."""
-        return self.dense + self.expert
-
-
 class LivePoint(Record):
     """Live tensors at one point of a step."""
 
@@ -84,185 +58,6 @@ class LivePoint(Record):
     def num_bytes(self) -> int:
         """Bytes of all items."""
         return sum(part.num_bytes for part in self.parts)
-
-
-def _shards(run: Run, *, expert: bool = False) -> int:
-    """Return the number of ranks over which a weight's states are sharded; 1 if unsharded.
-
-    Context-parallel ranks count as data-parallel. Expert weights are sharded over fewer ranks,
-    the expert data-parallel ones.
-    """
-    strategy, split = run.strategy, run.split
-    if split.zero == 0 and not layout_of_run(run).moments.sharded:
-        return 1
-    ranks = strategy.edp if expert else strategy.dp * split.cp
-    return max(ranks // split.replicas, 1)
-
-
-def layout_of_run(run: Run) -> StateLayout:
-    """Return the state layout of a run: bytes per parameter of model states.
-
-    The layout of the engine is adjusted to the run's optimizer and to optimizer offload.
-    """
-    runtime = run.runtime
-    kind, element = runtime.precision.kind, run.element_bytes
-    return _recipe(runtime.states, run.split.zero, runtime.optimizer, kind, element)
-
-
-@lru_cache(maxsize=1024)
-def _recipe(
-    states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
-) -> StateLayout:
-    """Return the state layout of an engine, adjusted to an optimizer; results are cached."""
-    recipe = layout_of(
-        states.keeper,
-        zero,
-        precision,
-        fp32_gradients=states.wide_gradients,
-        each_micro_batch=states.each_micro_batch,
-        buckets=states.buckets,
-        # the update of offloaded states is on the host; other temporaries are those of one tensor
-        fused=optimizer.fused or optimizer.offload == 1.0 or bool(_update_factor(optimizer)),
-    )
-    moments = replace(recipe.moments, each_bytes=optimizer.state_bytes)
-    weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
-    passing = recipe.passing
-    if optimizer.master_bytes == 0 and element_bytes == 2:
-        # weights are trained without an fp32 master, and their gradients have the same precision
-        element = float(element_bytes)
-        weights = replace(weights, each_bytes=element)
-        gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
-        master = replace(master, each_bytes=0.0)
-        # autocast copies fp32 weights alone
-        passing = tuple(
-            replace(entry, each_bytes=min(entry.each_bytes, element))
-            for entry in passing
-            if entry.what != "copies of autocast"
-        )
-    if optimizer.layerwise:
-        gradients = replace(gradients, each_bytes=0.0)
-    left = 1.0 - optimizer.offload
-    if left < 1.0:
-        moments, master, gradients = (
-            # gradients are offloaded too: DeepSpeed copies them to the host after their reduction
-            replace(kept, each_bytes=kept.each_bytes * left)
-            for kept in (moments, master, gradients)
-        )
-    if optimizer.offload_weights:
-        weights = replace(weights, each_bytes=0.0)
-    # transient copies of the optimizer step are in host memory for offloaded states
-    passing = tuple(
-        replace(entry, each_bytes=entry.each_bytes * left)
-        if entry.during == frozenset({"step"})
-        else entry
-        for entry in passing
-    )
-    return replace(
-        recipe,
-        weights=weights,
-        gradients=gradients,
-        master=master,
-        moments=moments,
-        passing=passing,
-    )
-
-
-def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None = None) -> FsdpUnit:
-    weights = [weight for weight in every if weight.trained]
-    frozen = [(frozen_bytes(run, one), one) for one in every if not one.trained]
-    return FsdpUnit(
-        name=name,
-        dense=sum(weight.elements for weight in weights if not weight.expert),
-        expert=sum(weight.elements for weight in weights if weight.expert),
-        own=sum(_own(run, weight) for weight in weights),
-        frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
-        own_frozen_bytes=sum(math.ceil(each * _own(run, one)) for each, one in frozen),
-        layer=layer,
-        moments_bytes=sum((_moment_bytes(run, weight, layer) for weight in weights), 0.0),
-        largest=max((_own(run, one) // one.number for one in weights), default=0),
-    )
-
-
-_SMALLEST_8BIT = 4096
-"""Elements of the smallest tensor with 8-bit moments (`min_8bit_size` of bitsandbytes)."""
-
-
-def _moment_bytes(run: Run, weight: Weight, layer: RankLayer | None) -> float:
-    """Return the bytes of the optimizer's moments of a weight in this rank's shard."""
-    optimizer, own, low = run.runtime.optimizer, _own(run, weight), run.runtime.optimizer.low_rank
-    if low is not None:
-        parts = projections_of(layer, weight) if layer is not None else ()
-        matrices = [(rows, target in low.targets) for target, rows in parts]
-        if weight.name == "head":
-            matrices = [(weight.shape[0], low.head)]
-        if any(projected for _, projected in matrices):
-            columns = weight.shape[1]
-            return weight.number * sum(
-                _low_rank_bytes(run, rows, columns)
-                if projected
-                else optimizer.state_bytes * rows * columns
-                for rows, projected in matrices
-            )
-    if optimizer.kind == "adafactor" and not optimizer.moments_bytes:
-        # fp32 sums of the rank's rows and of all columns; vectors are not factored
-        columns = weight.shape[-1] if len(weight.shape) > 1 else 0
-        return 4.0 * (own / columns + weight.number * columns if columns else own)
-    # transformers 5 keeps moments of `nn.Embedding` in fp32 (trainer.py), as bitsandbytes
-    # recommends, which itself does so for small tensors. Partitions of DeepSpeed are neither.
-    wide = weight.name in ("embedding", "positions") or own < weight.number * _SMALLEST_8BIT
-    if wide and run.runtime.states.keeper != "deepspeed":
-        return float(optimizer.moments_bytes) * own
-    return optimizer.state_bytes * own
-
-
-def _low_rank_bytes(run: Run, rows: float, columns: float) -> float:
-    """Return the bytes of moments and projector of a matrix whose gradient is projected."""
-    optimizer = run.runtime.optimizer
-    assert optimizer.low_rank is not None, "its gradients are projected"
-    small, large = sorted((rows, columns))
-    rank, element = min(optimizer.low_rank.rank, small), layout_of_run(run).weights.each_bytes
-    return optimizer.state_bytes * rank * large + element * rank * small
-
-
-def _own(run: Run, weight: Weight) -> int:
-    """Return the elements of a weight in this rank's shard."""
-    ranks = _shards(run, expert=weight.expert)
-    if run.runtime.states.keeper == "deepspeed" or weight.expert:
-        # DeepSpeed shards flat tensors; for grouped experts the rounding of rows is ignored
-        return math.ceil(weight.elements / ranks)
-    rows, rest = weight.shape[0], weight.size // weight.shape[0]
-    return weight.number * -(-rows // ranks) * rest
-
-
-def _is_joined(run: Run) -> bool:
-    """Return True if embedding, last norm and head are one unit."""
-    transformers = run.kernels.module == "transformers"
-    return run.runtime.states.one_root or transformers or run.model.tied
-
-
-def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
-    """Return the FSDP units of a chunk in the order of its forward.
-
-    In torchtitan, each layer is a unit, the embedding is another, and so are final norm with head.
-    In transformers only layers are wrapped, so embedding, final norm and head are one unit. This
-    also holds for torchtitan before 2025 and for tied embeddings.
-    """
-    joined = _is_joined(run)
-    around = embedding_and_head_weights(run, chunk)
-    found: list[FsdpUnit] = []
-    first = [weight for weight in around if weight.name in ("embedding", "positions")]
-    last = [weight for weight in around if weight not in first]
-    if joined:
-        first, last = [], list(around)
-    if first:
-        found.append(_unit("embedding", run, first))
-    layers = [run.rank_layers[layer] for layer in chunk.layers]
-    known = {id(at): at for at in layers}
-    kinds = {key: _unit("layer", run, layer_weights(at), at) for key, at in known.items()}
-    found += [kinds[id(at)] for at in layers]
-    if last:
-        found.append(_unit("head", run, last))
-    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -395,7 +190,7 @@ def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterato
         # a single rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
             stage = sum(size * number for size, number in sizes)
-            size = entry.num_bytes(stage=stage, unit=max(sizes)[0], replicas=_shards(run))
+            size = entry.num_bytes(stage=stage, unit=max(sizes)[0], replicas=shards_of(run))
             own = "--optim, optimizer" if entry.what == UPDATE else switch
             yield MemoryItem(entry.what, math.ceil(size), own)
 
@@ -415,6 +210,10 @@ def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryIt
     sizes = [of[id(unit)] for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
+    if run.runtime.states.flat:
+        # FSDP1 gathers in place, two units ahead at most, and frees one when the compute stream is
+        # through with it (`limit_all_gathers`, `record_stream` of fsdp/_runtime_utils.py)
+        gathers = max(of[id(unit)] for unit in units if unit.name == "layer")
     each = layout_of_run(run).gradients.each_bytes
     gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
@@ -548,6 +347,23 @@ class _LiveTensors:
             if run.strategy.pp > 1 and unit.name == "layer":
                 # the other layers need no more memory
                 return
+        if any(unit.in_root for unit in own):
+            yield self._at_root(own)
+
+    def _at_root(self, own: Sequence[FsdpUnit]) -> LivePoint:
+        """Return the reduction of a root that contains weights of layers, after the backward."""
+        run, states, root = self._run, _switches(self._run)["states"], own[-1]
+        reduced = max(_reduced(run), _waiting(run)) * root.elements
+        return LivePoint(
+            name="reduction of the root",
+            parts=(
+                *self._there,
+                *_made(run, own, -1, self._there),
+                MemoryItem("gathered weights", math.ceil(_gathered(run, [root])), states),
+                MemoryItem("unreduced gradients", root.elements * run.element_bytes, states),
+                MemoryItem("input of the reduction", math.ceil(reduced), states),
+            ),
+        )
 
 
 def _in_forward(
@@ -583,6 +399,8 @@ def _in_forward(
         # the output of the gather is kept until the next unit's is copied
         output = _gathered(run, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(run) else layers[-1:]
+        # a root with weights of layers is gathered first
+        before = [*before, *(own[-1:] if any(unit.in_root for unit in own) else ())]
         yield LivePoint(
             name="forward of a layer",
             parts=(
@@ -592,7 +410,7 @@ def _in_forward(
                 MemoryItem("gathered weights", math.ceil(_gathered(run, before)), states),
                 MemoryItem(
                     "output of the gather",
-                    math.ceil(output if run.split.zero else 0),
+                    math.ceil(output if run.split.zero and not run.runtime.states.flat else 0),
                     states,
                 ),
             ),
@@ -676,7 +494,7 @@ def _made(
 
 def _is_root(run: Run, unit: FsdpUnit) -> bool:
     """Return True for the FSDP2 root: the weights outside of the separately wrapped layers."""
-    return unit.name == "head" and _is_fsdp2(run) and _is_joined(run)
+    return unit.name == "head" and _is_fsdp2(run) and is_joined(run)
 
 
 def _beside(
@@ -691,8 +509,11 @@ def _beside(
     """
     zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
+    # elements of layers in the root, which is reduced at the end of the backward
+    inner = sum(one.in_root for one in own)
     if reducing:
         made = unit.largest if run.runtime.optimizer.layerwise else unit.elements
+        made -= inner if unit.name == "head" else 0
         yield MemoryItem("unreduced gradients", made * element, states)
     if not _is_fsdp2(run):
         yield from _table_passing(run, units, "backward")
@@ -700,7 +521,10 @@ def _beside(
     # the root is the last unit of a chunk
     root = [one for one in behind[-1:] if _is_root(run, one)]
     # only the head's gradient exists until the backward reaches the root's other weights
-    late = sum(one.elements for one in root) // (1 if run.model.tied else 2)
+    late = (
+        (sum(one.elements for one in root) - inner) // (1 if run.model.tied else 2) if root else 0
+    )
+    late += sum(one.in_root for one in (*behind, unit))
     yield MemoryItem("unreduced gradients", late * element, states)
     # norm and head are reduced one after the other, and stay gathered until both are
     last = unit.name == "head"
@@ -718,7 +542,8 @@ def _beside(
             yield MemoryItem("weights fetched ahead", math.ceil(ahead), states)
     if run.runtime.states.each_micro_batch:
         layers = (one for one in behind if one.name == "layer")
-        source = [unit] if reducing else [*islice(layers, 1)]
+        root_waits = inner and unit.name == "head"
+        source = [] if root_waits else [unit] if reducing else [*islice(layers, 1)]
         size = _reduced(run) * _elements(source)
         yield MemoryItem("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:
@@ -729,24 +554,10 @@ def _beside(
         yield MemoryItem("gradients of earlier micro-batches", math.ceil(size), states)
 
 
-def _update_factor(optimizer: Optimizer) -> float:
-    """Return the bytes of an update's temporaries per element of the largest tensor; 0: none.
-
-    Adafactor of transformers has two tensors in fp32 (the update, and another one before it), and
-    with 16-bit weights the gradient and the weight in fp32. A low rank has the projected update
-    of a matrix, and every few hundred steps the matrix and its singular vectors in fp32
-    (galore_torch 1.0, galore_projector.py).
-    """
-    pure = optimizer.master_bytes == 0
-    if optimizer.kind == "adafactor":
-        return 16.0 if pure else 8.0
-    return 12.0 if optimizer.low_rank is not None else 0.0
-
-
 def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> LivePoint:
     passing = _table_passing(run, units, "step")
     largest = max((unit.largest for unit in units), default=0)
-    update = math.ceil(_update_factor(run.runtime.optimizer) * largest)
+    update = math.ceil(update_factor(run.runtime.optimizer) * largest)
     item = MemoryItem(UPDATE, update, "--optim")
     return LivePoint(name="step", parts=(*there, *passing, item))
 

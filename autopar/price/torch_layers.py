@@ -265,19 +265,29 @@ def logits(run: Run) -> int:
     return -(-run.tokens // chunks) * rows
 
 
+HELD_LOGIT_BYTES = 16
+LOGIT_BYTES = (12, 18)
+"""Lowest and highest bytes per logit where script and release are unknown.
+
+The highest are those of a loop: logits of 16 bits, two copies in fp32, one of them shifted by a
+token, and three tensors of the loss (transformers 4.44, models/llama/modeling_llama.py)."""
+
+
 def loss_bytes(run: Run) -> int:
     """Return the peak bytes of head and loss.
 
     An eager loss needs 12 bytes per logit: the log-softmax, its gradient and the gradient of the
     logits, all in fp32; the 16-bit logits are freed. It needs 16 bytes if tensor ranks shard the
-    vocabulary, because of one more sum (torch distributed/tensor/parallel/loss.py). A compiled loss
+    vocabulary, because of one more sum (torch distributed/tensor/parallel/loss.py), and in a loop
+    that holds the logits, in fp32 (`convert_outputs_to_fp32` of accelerate). A compiled loss
     holds the logits and their gradient in the precision of the model. A chunked loss holds one
     chunk and the gradient of all hidden states.
     """
     kernels, number = run.kernels, logits(run)
     if kernels.loss in ("liger", "trl"):
         return _fused_head_bytes(run)
-    each = 16 if kernels.loss_parallel and run.split.tp > 1 else 12
+    each = kernels.quirks.logit_bytes or HELD_LOGIT_BYTES
+    each = max(each, 16 if kernels.loss_parallel and run.split.tp > 1 else 0)
     if kernels.loss == "compiled":
         return number * 2 * run.element_bytes
     if kernels.loss == "chunked":
@@ -293,10 +303,10 @@ trainer/utils.py."""
 def _fused_head_bytes(run: Run) -> int:
     """Return the peak bytes of a head that computes its loss and gradients tile by tile.
 
-    Liger (0.8.5, ops/fused_linear_cross_entropy.py): logits of a chunk of tokens, which become
-    their gradient, with as many elements as the hidden states, to the next power of 2; the
-    gradients of the hidden states and of the head, in their types. TRL: a tile of logits, both
-    gradients in fp32, and the one of the hidden states again in its type.
+    Liger (0.8.5, ops/fused_linear_cross_entropy.py): the logits of a chunk become their gradient;
+    a chunk has as many logits as there are hidden states, up to the next power of 2 in tokens.
+    Gradients of hidden states and head have the types of both. TRL: a tile of logits, both
+    gradients in fp32, and that of the hidden states again in 16 bits.
     """
     hidden, element, tokens = run.model.hidden, run.element_bytes, run.tokens
     rows = run.padded_vocab // (run.strategy.ends.tp if run.kernels.loss_parallel else 1)

@@ -215,6 +215,11 @@ class States(Record):
     """Bucket size of Megatron-LM in parameters; None for its default."""
     padded_buckets: bool = False
     """True if buckets end on multiples of 65,536 elements."""
+    flat: bool = False
+    """True if FSDP units are flat tensors, which are gathered in place (FSDP1)."""
+    least_unit: Count = 0
+    """Elements of the smallest modules that are FSDP units (`fsdp_min_num_params`); the root
+    contains the others. More than the model has: no module is a unit. 0: each layer is one."""
     one_root: bool = False
     """True if embedding, final norm and head are one FSDP unit (torchtitan before 2025)."""
     gathered_fp8: bool = False
@@ -256,6 +261,9 @@ class Quirks(Record):
     """Number of copies of the 16-bit logits in the native fused cross-entropy."""
     regathered_experts: bool = True
     """True if experts with tensor parallelism save their gathered tokens twice."""
+    logit_bytes: Positive | None = 12
+    """Bytes per logit of an eager loss in fp32: its output and two gradients. None: between 12 and
+    18, as loops of scripts hold the output of the model, which transformers before 4.45 copies."""
     stage_outputs: bool = False
     """True if the last stage keeps the logits of all micro-batches (torch before 2.9)."""
 

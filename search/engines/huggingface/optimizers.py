@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.records import replace
-from autopar.run.runtime import Kernels, LowRank, Optimizer
+from autopar.run.runtime import Kernels, LowRank, Optimizer, Quirks
 from autopar.training.adapters import DENSE_TARGETS, Target
-from search.engines.huggingface.script import ScriptWords
+from search.engines.huggingface.script import ScriptWords, is_trainer
 from search.engines.keys import whole
 from search.engines.space import TRANSFORMERS
 
@@ -169,14 +169,18 @@ _LIGER = ("use-liger-kernel", "use-liger", "enable-liger-kernel")
 def script_kernels(words: ScriptWords, program: str) -> Kernels:
     """Return the kernels of a script: those of transformers, with Liger's, and TRL's fused head.
 
+    A script that may be a loop without Trainer may hold the logits.
+
     program : path of the script or name of its module. TRL's own script never makes logits, and
         applies Liger's kernels without the loss (`SFTTrainer` of TRL 1.16).
     """
     chosen = [name for name in _LIGER if words.yes(name)]
     path = program.replace("/", ".")
     own = program == "trl" or ".".join(path.removesuffix(".py").split(".")[-3:]) == _SFT
+    quirks = Quirks(logit_bytes=12 if is_trainer(words.words, program) else None)
     return replace(
         TRANSFORMERS,
+        quirks=quirks,
         liger=bool(chosen),
         loss="trl" if own else "liger" if chosen else TRANSFORMERS.loss,
     )

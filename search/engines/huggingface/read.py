@@ -70,6 +70,9 @@ _KNOWN = frozenset(
 """Keys that are read, or that have an effect only with other settings."""
 _VERSION = "fsdp_config.fsdp_version"
 _WRAP = "fsdp_config.fsdp_auto_wrap_policy"
+_LEAST = "fsdp_config.fsdp_min_num_params"
+_WHOLE_MODEL = 10**15
+"""Elements that no module has."""
 _BACKEND = "dynamo_config.dynamo_backend"
 _RING = "parallelism_config.parallelism_config_cp_comm_strategy"
 _UNPRICED: Mapping[str, Unpriced] = {
@@ -291,7 +294,12 @@ def read_accelerate(
             compiled=script.compiled or _compiles(keys),
         ),
         # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
-        states=States(keeper="accelerate", each_micro_batch=steps == 1),
+        states=States(
+            keeper="accelerate",
+            each_micro_batch=steps == 1,
+            flat=zero > 0 and keys.number(_VERSION, 1) == 1,
+            least_unit=_least_unit(keys, zero),
+        ),
         optimizer=_optimizer(keys, script, zero, narrow=narrow),
         world_size=world_size,
         gpu=gpu,
@@ -307,7 +315,7 @@ def read_accelerate(
         keys.asked.update(key for key in keys.values if key.startswith("fsdp_config."))
     keys.asked.update(key for key in keys.values if key.startswith("deepspeed_config."))
     ignored = (
-        *_unwrapped(keys, zero),
+        *([_UNTIMED] if run.runtime.states.least_unit else []),
         *keys.ignored(_HARMLESS, _KNOWN, _UNPRICED),
         *([_GATHERED] if cp > 1 and not keys.has(_RING) else []),
         *script.words.ignored(asked.declared),
@@ -332,19 +340,29 @@ _OF_PLUGIN = tuple(
 """Keys that `deepspeed_document` reads."""
 _GATHERED = Ignored(flag=_RING, value="allgather", understood=False, concern=_UNPRICED[_RING].why)
 """Default of accelerate for context ranks."""
+_UNTIMED = Ignored(
+    flag=_WRAP,
+    value="not TRANSFORMER_BASED_WRAP",
+    understood=False,
+    concern="one unit of many layers is gathered before it is computed",
+    changes=("time",),
+)
 
 
-def _unwrapped(keys: Keys, zero: Zero) -> tuple[Ignored, ...]:
-    """Return the FSDP wrapping policy as an ignored setting.
+def _least_unit(keys: Keys, zero: Zero) -> int:
+    """Return the elements of the smallest FSDP unit; 0 if each layer is one, or without sharding.
 
-    Empty if every layer is a unit, or nothing is sharded. A missing policy is NO_WRAP
-    (`FullyShardedDataParallelPlugin` of accelerate): the whole model is one unit.
+    A missing policy is NO_WRAP, and so is SIZE_BASED_WRAP without a size
+    (`FullyShardedDataParallelPlugin` of accelerate). FSDP2 with sizes stays unread: torch refuses
+    it for lists of modules.
     """
-    policy = keys.text(_WRAP, "NO_WRAP").upper()
+    policy = str(keys.values.get(_WRAP) or "NO_WRAP").upper()
+    sized = policy == "SIZE_BASED_WRAP" and keys.number(_VERSION, 1) == 1
+    if not zero or sized or policy in ("NO_WRAP", "TRANSFORMER_BASED_WRAP"):
+        keys.asked.add(_WRAP)
     if not zero or policy == "TRANSFORMER_BASED_WRAP":
-        return ()
-    whole_model = "the whole model is one unit" if policy == "NO_WRAP" else _UNPRICED[_WRAP].why
-    return (Ignored(flag=_WRAP, value=policy, understood=False, concern=whole_model),)
+        return 0
+    return (keys.number(_LEAST, 0, least=0) if sized else 0) or _WHOLE_MODEL
 
 
 def _compiles(keys: Keys) -> bool:

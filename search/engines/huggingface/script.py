@@ -185,6 +185,18 @@ def is_factory(flags: Flags, program: str) -> bool:
     return program.rpartition("/")[2] in _FACTORY or "finetuning-type" in flags
 
 
+_TRAINER = frozenset(
+    {"do-train", "logging-steps", "logging-strategy", "save-steps", "save-strategy",
+     "eval-strategy", "evaluation-strategy", "optim", "max-steps", "bf16", "fp16"}
+)  # fmt: skip
+"""Arguments of `TrainingArguments` that loops of scripts name otherwise (`mixed_precision`)."""
+
+
+def is_trainer(flags: Flags, program: str) -> bool:
+    """Return True for a script of Hugging Face's Trainer, False for a loop and if it is unknown."""
+    return is_factory(flags, program) or not _TRAINER.isdisjoint(flags)
+
+
 def translated(flags: Flags, program: str) -> Translated:
     """Return arguments with aliases replaced, and with the defaults of LLaMA-Factory and qlora.py.
 

@@ -299,10 +299,8 @@ def test_arguments_in_a_file_of_trl_are_read(checked: Read, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "document",
     [
-        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": "NO_WRAP"}),
-        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": None}),
-        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}),
-        _with(FSDP, fsdp_config={"fsdp_version": 2, "fsdp_auto_wrap_policy": None}),
+        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": "HYBRID"}),
+        _with(FSDP, fsdp_config={"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}),
         _with(FSDP, dynamo_config={"dynamo_backend": "CUDAGRAPHS"}),
         _with(FSDP, dynamo_config={"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune"}),
         _with(FSDP, parallelism_config={"parallelism_config_cp_size": 2}),
@@ -311,9 +309,27 @@ def test_arguments_in_a_file_of_trl_are_read(checked: Read, tmp_path: Path) -> N
     ],
 )
 def test_keys_of_accelerate_withdraw(document: dict[str, Any], configured: Read) -> None:
-    """Wrapping that is missing is NO_WRAP."""
     assert _withdrawn(configured(document)).keys() == BOTH
     assert not configured(FSDP).withdrawn
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"fsdp_auto_wrap_policy": "NO_WRAP"},
+        {"fsdp_auto_wrap_policy": None},
+        {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000000},
+        {"fsdp_version": 2, "fsdp_auto_wrap_policy": None},
+    ],
+)
+def test_units_that_are_no_layers_withdraw_the_time(
+    section: dict[str, Any], configured: Read
+) -> None:
+    """Wrapping that is missing is NO_WRAP; memory of such units is counted."""
+    file = configured(_with(FSDP, fsdp_config=section))
+    assert _withdrawn(file).keys() == {"time"}
+    assert file.run is not None
+    assert (file.run.runtime.states.least_unit > 10**9) == ("fsdp_min_num_params" not in section)
 
 
 def test_the_configuration_of_the_trainer_precedes_that_of_the_launcher(checked: Read) -> None:
@@ -454,7 +470,7 @@ def test_arguments_of_the_trainer_are_a_configuration(
 
 
 @pytest.mark.parametrize(
-    "words", ["--fsdp full_shard", "--fsdp True", "--fsdp 'full_shard auto_wrap new'",
+    "words", ["--fsdp True", "--fsdp 'full_shard auto_wrap new'",
               "--fsdp 'full_shard auto_wrap' --fsdp_config f.json"],
 )  # fmt: skip
 def test_what_the_trainer_does_not_say_withdraws(words: str, checked: Read) -> None:

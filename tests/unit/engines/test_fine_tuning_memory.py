@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from autopar.price.account import account_of
+from autopar.price.fsdp_units import units_of
 from autopar.price.job import job_of_run
+from autopar.price.oom_risk import CONTEXT_BYTES, oom_probability_at, reserved_interval
 from autopar.price.sharded_peak import live_points
 from autopar.price.torch_layers import layer_saved_bytes, loss_bytes
 from autopar.run.run import Run
@@ -260,8 +262,28 @@ def test_adafactor_of_flat_shards_is_not_factored(read: Read) -> None:
 TOKENS = 2 * SEQ
 
 
-def test_a_loss_of_logits_has_three_tensors_in_fp32(read: Read) -> None:
-    assert loss_bytes(_run(read(""))) == 12 * TOKENS * V
+@pytest.mark.parametrize(
+    ("words", "each"), [("", 16), ("--save_strategy no", 12), ("--optim adamw_torch", 12)]
+)
+def test_a_loss_of_logits_has_tensors_in_fp32(read: Read, words: str, each: int) -> None:
+    """Three of Trainer; a loop, which has no argument of Trainer alone, holds the logits too."""
+    assert loss_bytes(_run(read(words))) == each * TOKENS * V
+
+
+def test_unknown_loops_widen_the_interval(read: Read) -> None:
+    """From 12 bytes a logit of Trainer to 18 of a loop before transformers 4.45."""
+    lora = "--use_peft True --lora_dropout 0"
+    loop, trainer = (_run(read(f"{lora} {words}")) for words in ("", "--save_strategy no"))
+    low, high = reserved_interval(trainer, peak := account_of(trainer).peak_bytes)
+    more = TOKENS * V
+    wide = reserved_interval(loop, account_of(loop).peak_bytes)
+    assert account_of(loop).peak_bytes == peak + 4 * more
+    assert wide == pytest.approx((low, high * (peak + 6 * more) / peak))
+    capacity = CONTEXT_BYTES + 1.1 * (peak + 4 * more)
+    each = [oom_probability_at(trainer, peak + size * more, capacity) for size in (0, 4, 6)]
+    found = oom_probability_at(loop, peak + 4 * more, capacity)
+    assert found == pytest.approx(sum(each) / 3)
+    assert each[0] < found < each[2]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +321,67 @@ def test_trls_head_has_tiles(read: Read, program: str) -> None:
     # Liger's kernels without its loss
     other = _run(read("--use_liger_kernel True", program=program))
     assert (loss_bytes(other), other.kernels.liger) == (loss_bytes(run), True)
+
+
+# --------------------------------------------------------------------------------------------------
+# FSDP units.
+
+
+def _wrapped(policy: str, least: int = 0, **more: Any) -> dict[str, Any]:
+    own = {"fsdp_auto_wrap_policy": policy, "fsdp_min_num_params": least, "fsdp_version": 1}
+    return {**SHARDS, "fsdp_config": {**own, **more}}
+
+
+def _root(run: Run) -> int:
+    """Return the elements of the root, the last unit."""
+    return units_of(run, run.strategy.stages[0][0])[-1].elements
+
+
+ATTENTION, MLP = 4 * H * H, 3 * H * F
+
+
+@pytest.mark.parametrize(
+    ("document", "of_layer"),
+    [
+        (_wrapped("TRANSFORMER_BASED_WRAP"), 0),
+        (_wrapped("NO_WRAP"), MATRICES + 2 * H),
+        (_wrapped("SIZE_BASED_WRAP"), MATRICES + 2 * H),
+        # attention is a unit, and so is each matrix of the MLP; norms are too small for one
+        (_wrapped("SIZE_BASED_WRAP", 20_000_000), 2 * H),
+        # the MLP is a unit, and attention is too small for one
+        (_wrapped("SIZE_BASED_WRAP", 100_000_000), ATTENTION + 2 * H),
+        # a layer has 202 million
+        (_wrapped("SIZE_BASED_WRAP", 200_000_000), 0),
+        (_wrapped("SIZE_BASED_WRAP", 300_000_000), MATRICES + 2 * H),
+    ],
+)
+def test_the_root_has_what_is_in_no_unit(
+    read: Read, document: Mapping[str, Any], of_layer: int
+) -> None:
+    """Sizes by hand: torch's policy wraps what has enough elements that are in no unit."""
+    assert _root(_run_untimed(read("", document))) == 2 * V * H + H + LAYERS * of_layer
+
+
+def _run_untimed(file: CheckedFile) -> Run:
+    assert file.run is not None, file.findings
+    assert set(file.withdrawn) <= {"time"}, file.findings
+    return file.run
+
+
+def test_a_model_that_is_one_unit_is_gathered_whole(read: Read) -> None:
+    """2 bytes of weights, of gradients and of the reduction, next to an eighth of 16 bytes."""
+    run = _run_untimed(read("", _wrapped("NO_WRAP")))
+    fullest = max(live_points(run, 0), key=lambda point: point.num_bytes)
+    assert fullest.name == "reduction of the root"
+    sizes = {part.name: part.num_bytes for part in fullest.parts if part.num_bytes}
+    assert sizes.pop("cuBLAS workspaces") == 64 * 2**20
+    assert sizes == {
+        "weights": 4 * P // 8,
+        "Adam moments": 8 * P // 8,
+        "gathered weights": 2 * P,
+        "unreduced gradients": 2 * P,
+        "input of the reduction": 2 * P,
+    }
 
 
 def test_a_launch_with_a_fused_head_peaks_lower(read: Read) -> None:
