@@ -8,7 +8,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
-from autopar.price.fsdp_units import layout_of_run
+from autopar.price.states import layout_of_run
 from autopar.records import replace
 from autopar.run.job import FP32_STATES, Block, Job, Precision, Recomputation, block_of_layer
 from autopar.run.run import RankLayer, Run

@@ -16,7 +16,10 @@ from typing import NamedTuple
 
 from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
-from autopar.price.fsdp_units import (
+from autopar.price.parameters import layer_weights
+from autopar.price.peak import Moment, moments
+from autopar.price.state_layouts import UPDATE, Phase
+from autopar.price.states import (
     FsdpUnit,
     is_joined,
     layout_of_run,
@@ -24,9 +27,6 @@ from autopar.price.fsdp_units import (
     units_of,
     update_factor,
 )
-from autopar.price.parameters import layer_weights
-from autopar.price.peak import Moment, moments
-from autopar.price.state_layouts import UPDATE, Phase
 from autopar.records import Record
 from autopar.run.run import Run
 from autopar.run.runtime import HOPPER
@@ -98,6 +98,8 @@ def _kept(
                 unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
             )
         yield MemoryItem(name, math.ceil(num_bytes), switch)
+    persistent = math.ceil(sum(n * unit.persistent_bytes for unit, n in _runs(units)))
+    yield MemoryItem("weights kept whole", persistent, "stage3_param_persistence_threshold")
     yield MemoryItem("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
 
 

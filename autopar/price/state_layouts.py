@@ -429,9 +429,8 @@ def _partitioned(asked: _LayoutArguments) -> StateLayout:
 def _stage3(asked: _LayoutArguments) -> StateLayout:
     """Return the states of DeepSpeed's ZeRO-3: all sharded, with a limit on gathered parameters.
 
-    Parameters of fewer than `stage3_param_persistence_threshold` elements (vectors) stay unsharded
-    in DeepSpeed; they are treated as sharded here. `stage3_max_live_parameters` limits only the
-    prefetch.
+    Unsharded copies of small parameters (`stage3_param_persistence_threshold`) are counted by unit
+    in `autopar.price.states`. `stage3_max_live_parameters` limits only the prefetch.
     """
     buckets, gradient = asked.buckets, asked.gradient(False)
     # A layer, its prefetch, and weights that the backward reuses within the distance. At the end of

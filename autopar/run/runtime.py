@@ -49,6 +49,8 @@ class Buckets(Record):
     """`stage3_max_live_parameters`: limit of prefetched parameters."""
     reuse: Count = 1_000_000_000
     """`stage3_max_reuse_distance`: maximum distance to the next use of kept parameters."""
+    persistent: Count = 100_000
+    """`stage3_param_persistence_threshold`: largest parameter that every rank keeps whole."""
     sub_group: Count = 1_000_000_000
     """`sub_group_size`: parameters of the shard of a rank that are updated together."""
     contiguous: bool = True

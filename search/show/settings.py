@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.fsdp_units import layout_of_run
+from autopar.price.states import layout_of_run
 from autopar.records import replace
 from autopar.run.architecture import DeltaNet, Mamba, Mlp, Model
 from autopar.units import format_count

@@ -147,7 +147,8 @@ def unpriced_keys(keys: Keys, model: Model, *, scripted: bool) -> dict[str, Unpr
         key = f"zero_optimization.{name}"
         threshold = whole(keys.values.get(key))
         if threshold is not None and threshold >= matrix and whole(keys.values.get(_STAGE)) == 3:
-            found[key] = Unpriced("matrices stay gathered")
+            found[key] = Unpriced("matrices stay gathered", ("time",))
+            keys.asked.discard(key)  # memory is counted, time without gathers is not
     return found
 
 
@@ -473,6 +474,9 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
         prefetch=_elements(keys, "stage3_prefetch_bucket_size", plain.prefetch, square * 9 // 10),
         live=_elements(keys, "stage3_max_live_parameters", plain.live, plain.live),
         reuse=_elements(keys, "stage3_max_reuse_distance", plain.reuse, plain.reuse),
+        persistent=_elements(
+            keys, "stage3_param_persistence_threshold", plain.persistent, 10 * hidden
+        ),
         sub_group=_elements(keys, "sub_group_size", plain.sub_group, plain.sub_group)
         or plain.sub_group,
         contiguous=keys.flag("zero_optimization.contiguous_gradients", True),

@@ -95,6 +95,7 @@ _BUCKET_KEYS: Mapping[str, str] = {
     "prefetch": "stage3_prefetch_bucket_size",
     "live": "stage3_max_live_parameters",
     "reuse": "stage3_max_reuse_distance",
+    "persistent": "stage3_param_persistence_threshold",
     "sub_group": "sub_group_size",
     "contiguous": "contiguous_gradients",
     "overlap": "overlap_comm",

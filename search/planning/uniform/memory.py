@@ -26,7 +26,6 @@ from autopar.price.activations import (
     saved_parts,
 )
 from autopar.price.allocator import recycled_bytes
-from autopar.price.fsdp_units import layout_of_run
 from autopar.price.oom_risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.price.peak import (
@@ -36,6 +35,7 @@ from autopar.price.peak import (
     head_bytes,
 )
 from autopar.price.sharded_peak import unsharded_bytes
+from autopar.price.states import layout_of_run
 from autopar.records import Record, replace
 from autopar.run.architecture import Layer, without_window
 from autopar.run.run import RankLayer, Run

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from autopar.price.account import account_of
-from autopar.price.fsdp_units import units_of
 from autopar.price.job import job_of_run
 from autopar.price.oom_risk import CONTEXT_BYTES, oom_probability_at, reserved_interval
 from autopar.price.sharded_peak import live_points
+from autopar.price.states import units_of
 from autopar.price.torch_layers import layer_saved_bytes, loss_bytes
 from autopar.run.run import Run
 from search.engines.reader import CheckedFile
@@ -27,6 +27,7 @@ MATRICES = 4 * H * H + 3 * H * F
 VECTORS = LAYERS * 2 * H + H
 P = LAYERS * MATRICES + 2 * V * H + VECTORS
 RANK, SEQ = 16, 2048
+LORA = f"--use_peft True --lora_r {RANK} --lora_target_modules q_proj --lora_dropout 0"
 WORDS = (
     "--model_name_or_path meta-llama/Llama-2-7b-hf --max_length 2048 "
     "--per_device_train_batch_size 2 --gradient_checkpointing True --output_dir out "
@@ -134,9 +135,8 @@ def test_weights_in_fp16_have_no_verdict(read: Read) -> None:
 def test_adapters_have_their_own_type(
     read: Read, words: str, document: Mapping[str, Any], program: str, each: int
 ) -> None:
-    lora = f"--use_peft True --lora_r {RANK} --lora_target_modules q_proj --lora_dropout 0"
     ranks = document["num_processes"]
-    found = _states(_run(read(f"{lora} {words}", document, program)))
+    found = _states(_run(read(f"{LORA} {words}", document, program)))
     adapters = LAYERS * RANK * 2 * H // ranks
     assert found["Adam moments"] == 2 * each * adapters
     assert found["gradients"] == each * adapters
@@ -382,6 +382,42 @@ def test_a_model_that_is_one_unit_is_gathered_whole(read: Read) -> None:
         "unreduced gradients": 2 * P,
         "input of the reduction": 2 * P,
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# ZeRO-3.
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "elements"),
+    [
+        ({}, "", VECTORS),
+        # ten times the hidden size; each adapter matrix has rank 16 times that
+        ({"stage3_param_persistence_threshold": "auto"}, "", VECTORS),
+        ({}, LORA, VECTORS + LAYERS * 2 * RANK * H),
+        ({"stage3_param_persistence_threshold": "auto"}, LORA, VECTORS),
+        ({"stage3_param_persistence_threshold": 2 * 10**7}, "", VECTORS + LAYERS * 4 * H * H),
+        ({"stage3_param_persistence_threshold": 10**8}, "", VECTORS + LAYERS * MATRICES),
+    ],
+)
+def test_small_parameters_are_on_every_rank(
+    tmp_path: Path, read: Read, keys: dict[str, Any], words: str, elements: int
+) -> None:
+    """2 bytes each, next to the shards."""
+    own = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, **keys},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(own), encoding="utf-8")
+    document = {
+        "distributed_type": "DEEPSPEED",
+        "num_processes": 8,
+        "deepspeed_config": {"deepspeed_config_file": "ds.json"},
+    }
+    run = _run_untimed(read(words, document))
+    states = {term.name: term.num_bytes for term in account_of(run).states}
+    assert states["weights kept whole"] == 2 * elements
 
 
 def test_a_launch_with_a_fused_head_peaks_lower(read: Read) -> None:

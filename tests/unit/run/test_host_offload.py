@@ -8,8 +8,8 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
-from autopar.price.fsdp_units import layout_of_run
 from autopar.price.job import job_of_run
+from autopar.price.states import layout_of_run
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.optimizer import Host, exposed_s, host_update_s, optimizer_time_s
 from autopar.run.architecture import Experts
