@@ -203,9 +203,11 @@ def frozen_bytes(run: Run, weight: Weight) -> float:
     Adapters may quantise the matrices of layers (QLoRA); other weights have the run's precision.
     """
     element, adapters = float(run.element_bytes), run.runtime.adapters
-    if adapters is None or not weight.quantized:
+    if adapters is None:
         return element
-    return min(element, base_bytes(adapters))
+    if adapters.base != "16 bits" and weight.quantized:
+        return min(element, base_bytes(adapters))
+    return 4.0 if adapters.wide else element
 
 
 def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:

@@ -456,12 +456,14 @@ def _unit(
 ) -> FsdpUnit:
     weights = [weight for weight in every if weight.trained]
     frozen = [(frozen_bytes(run, one), one) for one in every if not one.trained]
+    # a gather casts to the type of the computation
+    most = run.element_bytes if run.split.zero == 3 else math.inf
     return FsdpUnit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
         own=sum(_own(run, weight) for weight in weights),
-        frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
+        frozen_bytes=sum(math.ceil(min(each, most) * one.elements) for each, one in frozen),
         own_frozen_bytes=sum(math.ceil(each * _own(run, one)) for each, one in frozen),
         layer=layer,
         in_root=in_root,

@@ -17,7 +17,7 @@ from autopar.price.activations import (
 )
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
-from autopar.training.adapters import needs_input
+from autopar.training.adapters import Target, needs_input
 
 Parts = Iterator[tuple[str, int]]
 
@@ -47,22 +47,56 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
     return 4 * tokens * width + 4 * tokens + normed * tokens * width
 
 
+def stream_element_bytes(run: Run) -> int:
+    """Return the bytes per element of hidden states between layers.
+
+    They are in fp32 where autocast runs on fp32 weights: it leaves the embedding and the residual
+    sums in their type. Seen by `saved_tensors_hooks` (transformers 5.24, torch 2.13). FSDP and
+    DeepSpeed cast weights before they are used.
+    """
+    adapters, element = run.runtime.adapters, run.element_bytes
+    replicated = run.split.zero == 0 and run.runtime.states.keeper == "accelerate"
+    if run.kernels.module != "transformers" or not replicated:
+        return element
+    stored = run.runtime.optimizer.master_bytes > 0 if adapters is None else adapters.wide
+    return 4 if stored else element
+
+
 def _norm_of_layer(at: RankLayer) -> int:
-    return _norm(at.run, at.sequence_parallel_tokens, at.layer.hidden)
+    return _norm_of_stream(at.run, at.sequence_parallel_tokens)
+
+
+def _norm_of_stream(run: Run, tokens: int) -> int:
+    """Return the saved bytes of a norm of hidden states, which wide ones need no copy for."""
+    hidden, kernels = run.model.hidden, run.kernels
+    if stream_element_bytes(run) == run.element_bytes:
+        return _norm(run, tokens, hidden)
+    # the normed input in fp32 is saved for the weight gradient
+    normed = not (kernels.compiled or kernels.liger or run.runtime.adapters is not None)
+    return 4 * tokens * (hidden * (2 if normed else 1) + 1)
+
+
+def _norm_outputs(at: RankLayer, *targets: Target) -> int:
+    """Return the saved bytes of a norm's output for the weight gradients of the next GEMMs.
+
+    targets : matrices of these GEMMs, one a GEMM. They share one tensor, but autocast casts wide
+        hidden states for each of them.
+    """
+    run, width = at.run, at.tokens * at.layer.hidden * at.element_bytes
+    needed = [one for one in targets if needs_input(run.runtime.adapters, one)]
+    shared = stream_element_bytes(run) == at.element_bytes or run.kernels.compiled
+    return width * (min(len(needed), 1) if shared else len(needed))
 
 
 def parts_without_recompute(at: RankLayer) -> Parts:
     """Yield (part, bytes) of a layer's saved activations without recomputation."""
     adapters, mlp = at.run.runtime.adapters, at.layer.mlp
-    width = at.tokens * at.layer.hidden * at.element_bytes
     yield "attention norm", _norm_of_layer(at)
     # the gathered input of GEMMs is saved on every tensor rank for the weight gradients
-    if needs_input(adapters, "query", "key", "value"):
-        yield "norm output", width
+    yield "norm output", _norm_outputs(at, "query", "key", "value")
     yield from _attention(at)
     yield "mlp norm", _norm_of_layer(at)
-    if needs_input(adapters, "fc1", "expert_fc1"):
-        yield "norm output", width
+    yield "norm output", _norm_outputs(at, *_first_matrices(at))
     behind = max(0, at.layer.norms - 2)
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
@@ -73,6 +107,13 @@ def parts_without_recompute(at: RankLayer) -> Parts:
         yield from _mixture(at)
     elif mlp is not None:
         yield from _mlp("mlp", at, at.tokens, mlp.width // at.split.tp)
+
+
+def _first_matrices(at: RankLayer) -> tuple[Target, ...]:
+    """Return the target of each GEMM that reads the output of the norm before an MLP."""
+    # the dispatch copies tokens for all experts at once
+    matrices: tuple[Target, ...] = ("fc1",)
+    return matrices * at.layer.gates if at.layer.experts is None else (*matrices, "expert_fc1")
 
 
 def _attention(at: RankLayer) -> Parts:
@@ -193,12 +234,16 @@ def _by_op(at: RankLayer) -> Parts:
         yield "exchanged tokens", 2 * routed_tokens(at) * at.layer.hidden * element
 
 
+def _input_bytes(at: RankLayer) -> int:
+    return input_bytes(at) * stream_element_bytes(at.run) // at.element_bytes
+
+
 def layer_saved_bytes(at: RankLayer) -> int:
     """Return the bytes that a layer saves with its recomputation setting."""
     if at.split.recompute == "op":
         return sum(size for _, size in _by_op(at))
     if at.split.recompute == "full":
-        return input_bytes(at)
+        return _input_bytes(at)
     return sum(size for _, size in parts_without_recompute(at))
 
 
@@ -223,7 +268,7 @@ def recompute_bytes(at: RankLayer) -> int:
         # saved outputs are not recomputed
         kept = sum(size for _, size in _by_op(at))
         return max(whole - kept, 0)
-    return max(whole - input_bytes(at), 0)
+    return max(whole - _input_bytes(at), 0)
 
 
 def backward_gradients_bytes(at: RankLayer) -> int:
@@ -245,13 +290,13 @@ def backward_gradients_bytes(at: RankLayer) -> int:
     if at.run.runtime.adapters is not None:
         matrix = 0  # frozen: it has no gradient
     # of three activation gradients (two without a gate), one replaces the saved product
-    activations = layer.gates * inner + residual * at.tokens * layer.hidden
-    return (activations + matrix * layer.hidden) * at.element_bytes
+    sums = residual * at.tokens * layer.hidden * stream_element_bytes(at.run)
+    return (layer.gates * inner + matrix * layer.hidden) * at.element_bytes + sums
 
 
 def final_bytes(run: Run) -> int:
     """Return the bytes saved by the final norm, and of its gathered output, the head's input."""
-    norm = _norm(run, run.sequence_parallel_tokens, run.model.hidden)
+    norm = _norm_of_stream(run, run.sequence_parallel_tokens)
     if run.runtime.adapters is not None:
         return norm
     return norm + run.tokens * run.model.hidden * run.element_bytes

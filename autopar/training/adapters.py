@@ -51,6 +51,9 @@ class Adapters(Record):
     base: BaseKind = "16 bits"
     """Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16
     bits."""
+    wide: bool = False
+    """True if frozen weights that are not quantised are in fp32: those of a script that loads them
+    so, or calls `prepare_model_for_kbit_training` of PEFT."""
     dropout: float = 0.0
     """Dropout before A, 0 to 1. Above 0 a layer saves a copy of its input and one mask byte per
     element."""

@@ -26,10 +26,11 @@ from search.engines.huggingface.script import (
     LENGTHS,
     MODELS,
     Flags,
+    Program,
     ScriptOptions,
     batching_of,
     classified,
-    declared_by,
+    program_of,
 )
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.megatron.read import ReadRun
@@ -295,8 +296,8 @@ class ScriptedFile(Record):
     reader: Callable[..., ReadRun]
     """Reader of the configuration: `read_deepspeed` or `read_accelerate`."""
     program: str = ""
-    declared: frozenset[str] = frozenset()
-    """Flags that the program declares itself."""
+    declared: Program = Program()
+    """Declarations of the program."""
 
     def read(self) -> ReadRun:
         """Return the run that the configuration and the script describe.
@@ -315,7 +316,8 @@ class ScriptedFile(Record):
                 global_batch=self.asked.global_batch,
                 precision=self.asked.precision,
                 program=self.program,
-                declared=self.declared,
+                declared=self.declared.flags,
+                prepared=self.declared.prepared,
             ),
             beside=self.path.parent,
             source=str(self.path),
@@ -344,7 +346,7 @@ def scripted_file(
         path=source.path,
         reader=reader,
         program=program,
-        declared=frozenset() if own is None else declared_by(own),
+        declared=Program() if own is None else program_of(own),
     )
 
 

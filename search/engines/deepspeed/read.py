@@ -40,6 +40,7 @@ from search.engines.huggingface.optimizers import (
     script_kernels,
     script_optimizer,
     weights_are_narrow,
+    weights_are_wide,
 )
 from search.engines.huggingface.script import (
     LENGTHS,
@@ -241,6 +242,8 @@ def script_of(
     if kind is not None:
         words.asked.add("tf32")  # of fp32 GEMMs alone
     adapters = _adapters(keys, words, found)
+    if adapters is not None and (weights_are_wide(words) or asked.prepared):
+        adapters = replace(adapters, wide=True)
     return TrainerScript(
         model=found,
         seq=length,
@@ -581,7 +584,10 @@ def read_deepspeed(
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     _refuse(keys)
     script = script_of(keys, flags, asked=asked, beside=beside)
-    script.words.asked.update(("dtype", "torch-dtype"))  # the engine casts weights itself
+    script.words.asked.update(("dtype", "torch-dtype"))
+    if script.adapters is not None:
+        # the engine casts weights itself
+        script = replace(script, adapters=replace(script.adapters, wide=False))
     tp = keys.number("tensor_parallel.autotp_size", 1, least=0) or 1
     exchange = keys.number("sequence_parallel_size", 1)
     micro, accumulation = deepspeed_batch(keys, script, max(world_size // (tp * exchange), 1))

@@ -54,6 +54,8 @@ class ScriptOptions(Record):
     """Path of the program or name of its module; empty without a script."""
     declared: frozenset[str] = frozenset()
     """Flags that the program declares itself."""
+    prepared: bool = False
+    """True if the program calls `prepare_model_for_kbit_training` of PEFT."""
 
 
 NO_OPTIONS = ScriptOptions()
@@ -125,24 +127,34 @@ def classified(flag: str, words: tuple[str, ...], declared: Collection[str]) -> 
     )
 
 
-def declared_by(path: Path) -> frozenset[str]:
-    """Return the flags that a Python file declares, without running it.
+class Program(Record):
+    """Declarations and calls in a Python file, which is not run."""
 
-    They are the names in calls of `add_argument` and the fields of classes. The result is empty for
-    a file that is missing, longer than 1 MiB or not Python.
-    """
-    found = set[str]()
+    flags: frozenset[str] = frozenset()
+    """Names in calls of `add_argument`, and fields of classes."""
+    prepared: bool = False
+    """True if it calls `prepare_model_for_kbit_training` of PEFT."""
+
+
+def program_of(path: Path) -> Program:
+    """Return what a Python file declares; nothing if it is missing, over 1 MiB or not Python."""
+    found, prepared = set[str](), False
     with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return frozenset()
+            return Program()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            prepared |= isinstance(node, ast.Call) and _PREPARE in ast.dump(node.func)
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 names = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
                 found.update(str(name) for name in names if str(name).startswith("--"))
             elif isinstance(node, ast.ClassDef):
                 fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
                 found.update(one.id for one in fields if isinstance(one, ast.Name))
-    return frozenset(name.lstrip("-").replace("_", "-") for name in found)
+    flags = frozenset(name.lstrip("-").replace("_", "-") for name in found)
+    return Program(flags=flags, prepared=prepared)
+
+
+_PREPARE = "prepare_model_for_kbit_training"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from autopar.price.account import account_of
 from autopar.run.rules import Estimate
 from search.commands import check
 from search.engines.huggingface import names
-from search.engines.huggingface.script import ScriptWords, declared_by, translated
+from search.engines.huggingface.script import ScriptWords, program_of, translated
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 from search.engines.text import problem_of_text
@@ -216,11 +216,11 @@ def test_arguments_that_the_script_declares_are_harmless(checked: Read, tmp_path
         "p = argparse.ArgumentParser()\np.add_argument('-s', '--my-style', type=int)\n",
         encoding="utf-8",
     )
-    assert declared_by(program) == {"tone", "pack-all", "my-style"}
+    assert program_of(program).flags == {"tone", "pack-all", "my-style"}
     assert not checked(TRAINER + LONG + "--my_style 3 --tone high").withdrawn
     assert _withdrawn(checked(TRAINER + LONG + "--pack_all true")).keys() == BOTH
     program.write_text("def broken(:\n", encoding="utf-8")
-    assert declared_by(program) == set()
+    assert program_of(program).flags == set()
     assert _withdrawn(checked(TRAINER + LONG + "--my_style 3")).keys() == BOTH
 
 

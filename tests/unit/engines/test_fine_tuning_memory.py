@@ -385,6 +385,73 @@ def test_a_model_that_is_one_unit_is_gathered_whole(read: Read) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Hidden states, and frozen weights, in fp32.
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "each"),
+    [
+        # the embedding of fp32 weights has an output in fp32, to which layers add
+        ("", ONE, 4),
+        ("", REPLICAS, 4),
+        ("--dtype bfloat16", ONE, 2),
+        # FSDP gathers the embedding in 16 bits
+        ("", SHARDS, 2),
+        (LORA, ONE, 2),
+        (f"{LORA} --dtype float32", ONE, 4),
+    ],
+)
+def test_layers_are_recomputed_from_hidden_states(
+    read: Read, words: str, document: Mapping[str, Any], each: int
+) -> None:
+    """`saved_tensors_hooks` of a Llama in transformers 5.24 under autocast show the same."""
+    layer = _run(read(words, document)).rank_layers[0]
+    assert layer_saved_bytes(layer) == each * TOKENS * H
+
+
+def test_autocast_casts_wide_hidden_states_for_each_matrix(read: Read) -> None:
+    """Seen likewise: inputs and outputs of two norms in fp32, and five casts to 16 bits, not two.
+
+    Equal are queries, keys and values, the output of attention, and four tensors of the MLP.
+    """
+    wide, narrow = (
+        layer_saved_bytes(_run(read(f"--gradient_checkpointing False {words}")).rank_layers[0])
+        for words in ("", "--dtype bfloat16")
+    )
+    equal = 4 * 2 * H + 4 * 32 + 4 * 2 * F + 2 * 4
+    assert wide == TOKENS * (equal + 2 * (4 + 4) * H + (3 + 2) * 2 * H)
+    assert narrow == TOKENS * (equal + 2 * (4 + 2) * H + (1 + 1) * 2 * H)
+
+
+@pytest.mark.parametrize(
+    ("words", "matrices", "others"),
+    [
+        (LORA, 2, 2),
+        (f"{LORA} --dtype float32", 4, 4),
+        (f"{LORA} --load_in_8bit True", 1, 2),
+        (f"{LORA} --load_in_8bit True --dtype float32", 1, 4),
+    ],
+)
+def test_frozen_weights_have_the_type_they_are_loaded_in(
+    read: Read, words: str, matrices: int, others: int
+) -> None:
+    run = _run(read(words))
+    trained = LAYERS * RANK * 2 * H * (4 if run.runtime.optimizer.master_bytes else 2)
+    frozen = matrices * LAYERS * MATRICES + others * (2 * V * H + VECTORS)
+    assert _states(run)["weights"] == frozen + trained
+
+
+def test_a_script_that_prepares_quantised_weights_is_read(tmp_path: Path, read: Read) -> None:
+    """PEFT casts what is not quantised to fp32; only the call is looked for."""
+    words = f"{LORA} --load_in_8bit True"
+    before = _states(_run(read(words)))["weights"]
+    text = "import peft\nmodel = peft.prepare_model_for_kbit_training(load())\n"
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    after = _states(_run(read(words)))["weights"]
+    assert after - before == 2 * (2 * V * H + VECTORS)
+
+
+# --------------------------------------------------------------------------------------------------
 # ZeRO-3.
 
 
