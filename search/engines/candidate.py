@@ -325,4 +325,8 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
             fused=not torch,
             shared_by_experts=experts,
         )
+        if engine == "accelerate" and training.lora_base != "bf16":
+            # TRL casts adapters of quantised weights to bf16; FSDP2 leaves them so
+            moments = 4 if optimizer.kind == "adam" else optimizer.moments_bytes
+            optimizer = replace(optimizer, master_bytes=0, moments_bytes=moments)
     return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))

@@ -71,11 +71,15 @@ def configuration(run: Run) -> _Section:
     # data-parallel rank. The product is therefore left to DeepSpeed.
     if split.tp == 1:
         found["train_batch_size"] = strategy.global_batch
+    if runtime.optimizer.kind == "adam":
+        found["optimizer"] = {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1, **own}}
+    else:
+        # an optimizer of the configuration would replace that of `--optim`
+        found["zero_allow_untested_optimizer"] = True
     found |= {
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.micro_batches,
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1, **own}},
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},
         "zero_optimization": {**_zero(run), **_host(run)},

@@ -42,7 +42,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
     if of_deepspeed:
         below = deepspeed.configuration(run)
         # The script creates the optimizer, and accelerate rejects a second one.
-        del below["optimizer"]
+        below.pop("optimizer", None)
         files[deepspeed.FILE] = json.dumps(below, indent=4) + "\n"
     checkpoints = "fsdp_config" not in document
     words = ["train.py", *script_words(run, model, checkpoints=checkpoints)]

@@ -19,6 +19,8 @@ from autopar.price.sharded_peak import live_points
 from autopar.price.states import units_of
 from autopar.price.torch_layers import layer_saved_bytes, loss_bytes
 from autopar.run.run import Run
+from search.engines.candidate import TrainingSettings, with_training
+from search.engines.deepspeed.write import configuration
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 
@@ -485,6 +487,38 @@ def test_small_parameters_are_on_every_rank(
     run = _run_untimed(read(words, document))
     states = {term.name: term.num_bytes for term in account_of(run).states}
     assert states["weights kept whole"] == 2 * elements
+
+
+@pytest.mark.parametrize(
+    ("words", "own"), [("--optim adamw_torch_fused", True), ("--optim adamw_bnb_8bit", False)]
+)
+def test_an_exported_configuration_leaves_8_bits_to_the_script(
+    tmp_path: Path, read: Read, words: str, own: bool
+) -> None:
+    """An optimizer in the file would replace that of `--optim`."""
+    sharded = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(sharded), encoding="utf-8")
+    document = {
+        "distributed_type": "DEEPSPEED",
+        "num_processes": 8,
+        "deepspeed_config": {"deepspeed_config_file": "ds.json"},
+    }
+    run = _run(read(words, document))
+    written = configuration(run)
+    assert ("optimizer" in written, "zero_allow_untested_optimizer" in written) == (own, not own)
+    (tmp_path / "ds.json").write_text(json.dumps(written), encoding="utf-8")
+    again = _run(read(words, document))
+    assert again.runtime.optimizer == run.runtime.optimizer
+
+
+@pytest.mark.parametrize(("engine", "master"), [("accelerate", 0), ("deepspeed", 4)])
+def test_searched_adapters_have_the_type_of_their_launch(
+    read: Read, engine: str, master: int
+) -> None:
+    """The reader of the exported launch gives adapters of quantised weights the same type."""
+    run = _run(read("", SHARDS))
+    found = with_training(run, TrainingSettings(lora_rank=8, lora_base="nf4"), engine)
+    assert found.runtime.optimizer.master_bytes == master
 
 
 def test_a_launch_with_a_fused_head_peaks_lower(read: Read) -> None:
