@@ -6,14 +6,15 @@ import io
 
 import pytest
 
-from autopar.answer import Answer, Gain, RequestedPlan
+from autopar.answer import Answer, Gain, Price, RequestedPlan, StagePrice
 from autopar.command.console import make_console
+from autopar.units import GIB
 from search.planning.choose import chosen
 from search.planning.layered.summary import summary_of as of_plan
 from search.planning.session import open_session
 from search.planning.uniform.summary import summary_of as of_launches
 from search.request.request import build_request
-from search.show.summary import SCREEN_WIDTH
+from search.show.summary import SCREEN_WIDTH, figure_lines, memory_figures
 from search.show.terminal import show_answer, show_explained
 
 _ASKED = {
@@ -97,3 +98,21 @@ def test_an_explained_plan_is_compared_first(answer: Answer) -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_the_memory_row_names_what_is_allocated_and_what_is_reserved() -> None:
+    """An estimate below its interval is told apart from it: with torch layers it always is."""
+    stage = StagePrice(0, 4e10, 50.95 * GIB, (54.51 * GIB, 62.67 * GIB), 79.65 * GIB, 0.01, ())
+    price = Price(
+        throughput=None, samples_per_s=1.0, terms_s={}, stage_s=(), global_batch=1,
+        micro_batches=1, stages=(stage,), oom_probability=0.01, verdict="fits", basis=(),
+        reserve_bytes=GIB, reserve_of="CUDA and NCCL",
+    )  # fmt: skip
+    memory, risk = memory_figures(price)
+    assert "allocated" in memory.label
+    assert memory.estimate == "50.95 GiB"
+    assert memory.interval == "54.51 to 62.67"
+    assert "reserved" in memory.more
+    lines = figure_lines([memory, risk], SCREEN_WIDTH)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= SCREEN_WIDTH
