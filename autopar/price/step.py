@@ -114,6 +114,11 @@ def _exposed_experts(job: Job) -> float:
     return 1.0 - (1.0 - _EXPOSED_EXPERTS) * (number - alone) / number
 
 
+def further_exposed_experts(job: Job) -> float:
+    """Return the exposed share of dispatch and combine above that of many micro-batches."""
+    return _exposed_experts(job) - _least_exposed_experts(job)
+
+
 def _least_exposed_experts(job: Job) -> float:
     return _EXPOSED_EXPERTS if job.overlap_experts else 1.0  # the limit for many micro-batches
 
@@ -419,14 +424,8 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         # updated weights are gathered once, after the last micro-batch
         early = exposed_s(summed)
         visible += (number - 1) * early
-    tied = 0.0
-    # The first stage and another stage have copies of the embedding, whose gradients are summed:
-    # the head's stage if embeddings are tied, or stages of MTP layers, which embed their tokens.
-    if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
-        rows = job.vocab / (job.vocab_tp or job.tp)
-        size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
-        tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
-        visible += tied
+    tied = tied_s(machine, job)
+    visible += tied
     terms["gradients"] = visible
     # frozen weights keep their values, and are quantised once before the first step
     once = (
@@ -460,6 +459,20 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         transfer_bytes=_transfer_bytes(job),
         stages=tuple(split[id(stage)] for stage in stages),
     )
+
+
+def tied_s(machine: Machine, job: Job) -> float:
+    """Return the seconds of the all-reduce between stages with copies of the embedding.
+
+    The first stage and another stage have copies, whose gradients are summed: the head's stage if
+    embeddings are tied, or stages of MTP layers, which embed their tokens. 0 without copies.
+    """
+    if not (job.tied or any(_further(job)[1:])) or job.pp == 1 or job.frozen:
+        return 0.0
+    size = (
+        job.vocab / (job.vocab_tp or job.tp) * job.blocks[0].hidden * gradient_bytes(machine, job)
+    )
+    return transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
 
 
 def _head_stage(job: Job) -> int:

@@ -41,6 +41,8 @@ _TILES = (
     (32, 64),
 )
 """Rows and columns of the result per thread block, as offered by cuBLAS and CUTLASS."""
+_TILE_SIDES = np.array(_TILES, dtype=np.float64).T[:, :, None]
+"""`_TILES` as arrays of shape [tiles, 1]: rows, and columns."""
 _SPLITS = (1, 2, 4, 8)
 """Split-K factors: parts of the inner dimension computed by separate blocks."""
 _BEST_TILE = 256 * 128 / (256 + 128)
@@ -64,7 +66,7 @@ the forward.
 _GROUPED_WEIGHT_GRADIENT_RATE = 0.8
 """Rate of the weight gradient of grouped GEMMs over the grouped forward's: SimuMax has 0.66 on B200
 and 0.82 on A100 PCIe."""
-_BLOCK = 4096
+_BLOCK = 512
 """Shapes computed at a time, so that the intermediate arrays fit in the cache of one core."""
 
 
@@ -330,35 +332,32 @@ def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
     memory, sms = surface.memory_bytes_per_s, surface.num_sms
     rate = surface.flop_per_s * surface.peak_share * run.clock / sms
     rounding = surface.wave_rounding
-    # Numbers of thread blocks along one side, shared by all tiles with that side length.
-    along_m = {side: np.ceil(m / side) for side in {tile[0] for tile in _TILES}}
-    along_n = {side: np.ceil(n / side) * batch for side in {tile[1] for tile in _TILES}}
+    # All tiles at once, shape [tiles, shapes]: with few shapes, the calls take most of the time.
+    blocks = np.ceil(m / _TILE_SIDES[0]) * (np.ceil(n / _TILE_SIDES[1]) * batch)
+    loads = [
+        min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** surface.tile_exponent for tm, tn in _TILES
+    ]
+    each = [2 * tm * tn / (rate * load) for (tm, tn), load in zip(_TILES, loads, strict=True)]
+    element_s = np.array(each)[:, None]
     best = np.full(m.shape, np.inf)
-    waves, rounded = np.empty_like(best), np.empty_like(best)
     for splits in _SPLITS:
-        depth = k / splits + surface.prologue_elements
-        least = best if splits == 1 else np.full(m.shape, np.inf)
-        for tm, tn in _TILES:
-            loads = min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** surface.tile_exponent
-            # In place: these array passes take most of the time, and there are 44 of them.
-            np.multiply(along_m[tm], along_n[tn], out=waves)
-            if splits > 1:
-                waves *= splits
-            waves /= sms  # divided last, so that whole waves stay whole numbers
-            np.ceil(waves, out=rounded)
-            rounded -= waves
-            rounded *= rounding
-            waves += rounded  # w ceil(x) + (1-w) x
-            np.maximum(waves, 1.0, out=waves)
-            waves *= depth
-            waves *= 2 * tm * tn / (rate * loads)
-            np.minimum(least, waves, out=least)
+        waves = blocks * splits
+        waves /= sms  # divided last, so that whole waves stay whole numbers
+        rounded = np.ceil(waves)
+        rounded -= waves
+        rounded *= rounding
+        waves += rounded  # w ceil(x) + (1-w) x
+        np.maximum(waves, 1.0, out=waves)
+        waves *= k / splits + surface.prologue_elements
+        waves *= element_s
+        least = waves.min(axis=0)
         if splits > 1:
             # A second kernel reads and adds s partial results of 4 bytes.
             partial = 4 * m * n * (splits + 1) / (_SPLIT_MEMORY_SHARE * memory)
             least += partial + surface.split_s
             # A batch fills the device already, and libraries do not split it.
-            np.minimum(best, np.where(batch > 1, np.inf, least), out=best)
+            least = np.where(batch > 1, np.inf, least)
+        np.minimum(best, least, out=best)
     slowdown = surface.slowdown * (_SUSTAINED_SLOWDOWN if run.sustained else 1.0)
     best *= 1 + slowdown * np.log1p(best / _LONG_S)
     size = ELEMENT_BYTES[run.dtype]

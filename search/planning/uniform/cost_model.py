@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.errors import InputError
-from autopar.pipeline.schedules import Schedule
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.price.account import Account, account_of
 from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
@@ -24,11 +24,13 @@ from autopar.price.step import (
     LayerTimeCache,
     embedding_and_head_s,
     forward_seconds,
+    further_exposed_experts,
     recompute_s,
     routing_job,
     seconds_of_times,
     stage_transfer_s,
     step_time,
+    tied_s,
 )
 from autopar.rates.layer import LayerTimes
 from autopar.rates.parts.data_parallel import (
@@ -76,15 +78,14 @@ from search.planning.uniform.bounds.layer_times import (
     rows_of,
 )
 from search.planning.uniform.layout import Arrangement
+from search.planning.uniform.live import StageRows, stage_rows
 from search.planning.uniform.memory import (
     MemoryBounds,
     MemoryBudget,
     OffloadBounds,
     RecomputedModules,
     StageBytes,
-    StageRows,
     StateBytes,
-    stage_rows,
 )
 
 Pipeline = tuple[Schedule, int]
@@ -115,6 +116,7 @@ class UniformCostModel:
         self._units: dict[object, DegreeTimes] = {}
         self._bounds: dict[object, MemoryBounds] = {}
         self._layers: dict[object, dict[object, object]] = {}
+        self._states: dict[Precision, dict[object, tuple[float, float, float, float]]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
         self._rows: dict[object, MicroBatchTimes] = {}
@@ -131,6 +133,8 @@ class UniformCostModel:
         self._accounts: dict[tuple[Candidate, int], Account] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self._reductions: dict[object, float] = {}
+        self._exposed: dict[object, float] = {}
+        self._ties: dict[object, float] = {}
         self._zero = engine.zero[-1]
         nodes = max(1.0, job.world / target.machine.card.max_gpus_per_node)
         self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
@@ -263,6 +267,7 @@ class UniformCostModel:
             device_s=np.stack([one.device_s for one in seconds], axis=1),
             host_s=np.stack([one.host_s for one in seconds], axis=1),
             forward_s=np.array([one.forward_s for one in seconds]),
+            experts_s=np.array([one.experts_s for one in seconds]),
             first_s=first,
             last_s=last,
             bounds=self._memory(plain, kinds.of_layers),
@@ -298,6 +303,7 @@ class UniformCostModel:
             first.device_s + second.device_s,
             first.host_s + second.host_s - self._empty_s(job),
             first.forward_s + second.forward_s,
+            first.experts_s + second.experts_s,
         )
 
     def _empty_s(self, job: StepJob) -> F64:
@@ -328,7 +334,8 @@ class UniformCostModel:
         )
         for row, one in zip((device, host), full, strict=True):
             row[self.modules.full] = row[-1] = one
-        return SublayerTimes(device, host, forward_seconds(machine, job, times))
+        sent = times.experts.forward_s + times.experts.backward_s if job.overlap_experts else 0.0
+        return SublayerTimes(device, host, forward_seconds(machine, job, times), float(sent))
 
     def _memory(self, plain: Candidate, kinds: tuple[int, ...]) -> MemoryBounds:
         """Return memory bounds of a candidate; they ignore overlap of expert communication.
@@ -346,9 +353,13 @@ class UniformCostModel:
                 one = replace(own, zero=zero, global_batch=batch)
                 return self.engine.launch(replace(self.job, world=world), one)
 
-            known = self._layers.setdefault(attention_of(own), {})
+            # TP overlap needs buffers, but layers save no more
+            alone = replace(own, tp_overlap=False)
+            known = self._layers.setdefault(attention_of(alone), {})
             modules, hosted = self.modules, self.hosted
-            found = MemoryBounds(variant(self._zero, False), modules, hosted, kinds, variant, known)
+            states = self._states.setdefault(own.precision, {})
+            one = variant(self._zero, False)
+            found = MemoryBounds(one, modules, hosted, kinds, variant, known, states)
             self._bounds[key] = found
         return found
 
@@ -459,6 +470,16 @@ class UniformCostModel:
             found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
         return found
 
+    def exposed_experts(self, unit: DegreeTimes, choice: Candidate) -> float:
+        """Return the share of `DegreeTimes.experts_s` that adds to the device seconds."""
+        key = (choice.overlap_experts, choice.pp, choice.vpp, self.micro_batches(choice))
+        if key not in self._exposed:
+            dp = self.job.world // (choice.tp * choice.cp * choice.pp)
+            batch = choice.global_batch
+            job = replace(unit.job, pp=choice.pp, vpp=choice.vpp, dp=dp, global_batch=batch)
+            self._exposed[key] = further_exposed_experts(job)
+        return self._exposed[key]
+
     def visible_s(self, reduction_s: F64 | float, pipeline_s: F64, micro_batches: int | I64) -> F64:
         """Return the exposed gradient reduction, seconds.
 
@@ -486,6 +507,23 @@ class UniformCostModel:
         if key not in self._reductions:
             self._reductions[key] = self._reduction_s(unit, choice)
         return self._reductions[key]
+
+    def tied_s(self, unit: DegreeTimes, choice: Candidate) -> float:
+        """Return the seconds of the all-reduce between copies of the embedding.
+
+        0 if MTP modules may be on the first stage, as in V-shaped schedules.
+        """
+        key = (choice.tp, choice.cp, choice.pp, choice.zero, choice.precision)
+        if key not in self._ties:
+            found = 0.0
+            v_shaped = any(SCHEDULES[one].v_shaped for one in self.engine.schedules)
+            if choice.pp > 1 and (unit.job.tied or (unit.job.mtp and not v_shaped)):
+                job = self._step_job(unit.bounds.variant(choice.zero))
+                dp = self.job.world // (choice.tp * choice.cp * choice.pp)
+                own = replace(job, pp=choice.pp, dp=dp, gpus=self.job.world, stage_mtp=())
+                found = tied_s(self.target.machine, own)
+            self._ties[key] = found
+        return self._ties[key]
 
     def _reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         data = self.job.world // (choice.tp * choice.cp * choice.pp)

@@ -345,32 +345,44 @@ class CandidateExpander:
             ]
         )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
+        policies: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         words: dict[tuple[int, int], int] = {}
         shardings: dict[tuple[int, ...], int] = {}
+        overlaps: dict[tuple[int, int], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, kind, ep, etp, overlap, batch = map(int, row)
-            degree = Candidate(
-                tp=tp,
-                cp=cp,
-                cp_kind=kinds[kind],
-                ep=ep,
-                etp=etp,
-                micro_batch=size,
-                global_batch=batch,
-            )
-            for pp in self.prices.stages(degree, self.fixed):
-                key = (pp, batch * tp * cp * pp // (size * self.job.world))
-                if key not in words:
-                    words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
+            tp, cp, size, kind, ep, etp, overlap, batch = row.tolist()
+            inner = (tp * cp, ep * etp, size, batch)
+            if inner not in policies:
+                one = Candidate(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+                policies[inner] = []
+                for each in self.stages(one):
+                    key = (each.pp, self.prices.micro_batches(each))
+                    if key not in words:
+                        words[key] = sum(map(self._words_of, self._longest(each)))
+                    policies[inner].append((each.pp, words[key]))
+            number = 0
+            for pp, of_layouts in policies[inner]:
                 of_ranks = (tp, cp, kind, ep, etp, pp)
                 if of_ranks not in shardings:
-                    shardings[of_ranks] = sum(
-                        len(self.copies(replace(degree, pp=pp, zero=zero)))
-                        for zero in self._zeros(degree, pp)
+                    ranks = Candidate(
+                        tp=tp,
+                        cp=cp,
+                        cp_kind=kinds[kind],
+                        ep=ep,
+                        etp=etp,
+                        pp=pp,
+                        micro_batch=size,
+                        global_batch=batch,
                     )
-                each = shardings[of_ranks] * words[key]
-                total += int(times) * each * len(self._overlapped(tp, bool(overlap)))
+                    shardings[of_ranks] = sum(
+                        len(self.copies(replace(ranks, zero=zero)))
+                        for zero in self._zeros(ranks, pp)
+                    )
+                number += shardings[of_ranks] * of_layouts
+            if (tp, overlap) not in overlaps:
+                overlaps[tp, overlap] = len(self._overlapped(tp, bool(overlap)))
+            total += int(times) * number * overlaps[tp, overlap]
         return total
 
     def _longest(self, choice: Candidate) -> list[int]:

@@ -10,14 +10,12 @@ rounded up to allocator blocks for activations only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.pipeline.orders import warmup_chunks
-from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 from autopar.price import torch_layers, workspaces
 from autopar.price.activations import (
     copied_qkv_bytes,
@@ -41,63 +39,9 @@ from autopar.run.architecture import Layer, without_window
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
 from search.engines.candidate import FULL, NONE, recomputation_of
-from search.planning.uniform.layout import Arrangement
+from search.planning.uniform.live import StageEnds, StageRows
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
-
-
-class LiveMicroBatches(NamedTuple):
-    """Live micro-batches of a stage after a forward pass."""
-
-    chunks: F64
-    """Number of live micro-batches by model chunk, shape [chunks]."""
-    forward: int
-    """Index of the model chunk that ran this forward."""
-
-
-@lru_cache(maxsize=1 << 14)
-def live_forwards(
-    stage: int,
-    *,
-    schedule: Schedule,
-    stages: int,
-    chunks: int,
-    micro_batches: int,
-) -> LiveMicroBatches:
-    """Return the live micro-batches of a stage at their maximum, after a forward pass.
-
-    For 1F1B and interleaved 1F1B, this is the last forward before the first backward. It is a lower
-    bound if expert communication overlaps with another micro-batch: then the warm-up has one
-    forward more, and later forwards are merged with a backward that frees their bytes.
-    """
-    behind = stages - stage - 1
-    if schedule in ("gpipe", "looped_bfs"):
-        return LiveMicroBatches(np.full(chunks, float(micro_batches)), chunks - 1)
-    if SCHEDULES[schedule].v_shaped:
-        # the last forward of the second chunk before a gradient of it is complete; DualPipeV runs
-        # one more forward of the first chunk
-        first = stages + behind + (schedule == "dual_pipe_v")
-        return LiveMicroBatches(
-            np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1
-        )
-    if chunks == 1:
-        return LiveMicroBatches(np.array([float(min(behind + 1, micro_batches))]), 0)
-    group = default_group(stages, micro_batches)
-    warm = warmup_chunks(
-        schedule,
-        stage,
-        stages=stages,
-        chunks=chunks,
-        micro_batches=micro_batches,
-        group=group,
-    )
-    # one more forward for each deferred weight gradient
-    waiting = stage if SCHEDULES[schedule].splits else 0
-    number = min(warm + 1 + waiting, micro_batches * chunks)
-    groups, rest = divmod(number, group * chunks)
-    places = np.arange(chunks) * group
-    live = groups * group + np.clip(rest - places, 0, group)
-    return LiveMicroBatches(live.astype(np.float64), (number - 1) % (group * chunks) // group)
 
 
 class MemoryBudget:
@@ -198,70 +142,6 @@ class StageBytes(NamedTuple):
     None for PyTorch layers, and on the last stage of models with MTP modules."""
 
 
-class StageEnds(NamedTuple):
-    """Properties of a stage that decide its buffers and transient bytes."""
-
-    present: tuple[bool, ...]
-    """True for the layer types of the stage."""
-    first: bool
-    last: bool
-    """True for the stages with embedding and with head."""
-    forward: int
-    """Type index of the last layer of the forward with the most live micro-batches."""
-    head: bool
-    """True if that forward contains the head."""
-    final: int
-    """Type index of the last layer of the last chunk."""
-
-
-class StageRows(NamedTuple):
-    """Distinct stages of layer partitions, one per row, with their live micro-batches."""
-
-    layers: F64
-    """Number of layers, shape [rows, layer types]."""
-    live: F64
-    """Live micro-batches summed over layers, shape [rows, layer types]."""
-    again: tuple[F64, ...]
-    """`live` of the layers that `block N` recomputes, by row, shape [N, layer types]."""
-    most: F64
-    """Largest number of live micro-batches of a chunk, shape [rows]."""
-    ends: tuple[StageEnds, ...]
-
-
-@lru_cache(maxsize=1 << 14)
-def stage_rows(
-    arrangement: Arrangement, *, schedule: Schedule, stages: int, chunks: int, micro_batches: int
-) -> StageRows:
-    """Return the distinct stages of a layer partition with their live micro-batches."""
-    lives = [
-        live_forwards(
-            stage, schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches
-        )
-        for stage in arrangement.at
-    ]
-    return StageRows(
-        layers=arrangement.layers.astype(np.float64),
-        live=np.array(
-            [live.chunks @ own for live, own in zip(lives, arrangement.chunks, strict=True)]
-        ),
-        again=tuple(
-            live.chunks @ own for live, own in zip(lives, arrangement.chunks_again, strict=True)
-        ),
-        most=np.array([live.chunks.max() for live in lives]),
-        ends=tuple(
-            StageEnds(
-                present=tuple((layers > 0).tolist()),
-                first=place == arrangement.ends[0],
-                last=place == arrangement.ends[1],
-                forward=arrangement.final[place][live.forward],
-                head=place == arrangement.ends[1] and live.forward == chunks - 1,
-                final=arrangement.final[place][-1],
-            )
-            for place, (live, layers) in enumerate(zip(lives, arrangement.layers, strict=True))
-        ),
-    )
-
-
 class StateBytes(NamedTuple):
     """Bytes that a rank keeps per trained parameter, and the part of frozen weights it keeps."""
 
@@ -348,6 +228,7 @@ class MemoryBounds:
         kinds: tuple[int, ...],
         variant: Callable[[int, bool], Run],
         known: dict[object, object],
+        states: dict[object, tuple[float, float, float, float]],
     ) -> None:
         """Compute the bytes of one layer of each type.
 
@@ -356,12 +237,14 @@ class MemoryBounds:
         hosted : offload sets.
         kinds : type index of every layer.
         variant : returns the run with a given ZeRO stage, with one micro-batch or with several
-        known : cache shared by runs that differ only in their expert sharding
+        known : cache shared by runs that differ only in expert sharding, dispatcher and TP overlap
+        states : cache shared by runs of one precision, as degrees change no bytes per element
         """
         self._run = run
         self._words = words
         self._hosted = hosted
         self._known = known
+        self._states = states
         self._variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
         self._layers = [run.rank_layers[layer] for _, layer in sorted(self._layer_of.items())]
@@ -395,12 +278,9 @@ class MemoryBounds:
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
-        """Return the bytes and parameters of a layer; number : its index in the model.
-
-        Those of dense layers are cached for all expert shardings.
-        """
-        mixture, key = _is_mixture(at), ("layer", _parts(at))
-        if not mixture and key in self._known:
+        """Return the bytes and parameters of a layer; number : its index in the model."""
+        key = ("layer", *self._of_experts(at))
+        if key in self._known:
             return cast(_Layer, self._known[key])
         weights = layer_weights(at)
         dense, of_experts = _elements(weights)
@@ -414,9 +294,14 @@ class MemoryBounds:
             frozen_experts=frozen_experts,
             again=0.0 if self._torch else self._again(number),
         )
-        if not mixture:
-            self._known[key] = found
+        self._known[key] = found
         return found
+
+    def _of_experts(self, at: RankLayer) -> tuple[object, ...]:
+        """Return what decides the bytes of a layer among runs with the same `known`, as a key."""
+        split = self._run.split
+        sharding = (split.ep, split.etp, self._run.runtime.experts.dispatcher)
+        return (_parts(at), *(sharding if _is_mixture(at) else ()))
 
     def _by_word(self, at: RankLayer) -> F64:
         """Return saved activation bytes of a layer by policy, shape [policies + 2]."""
@@ -498,25 +383,32 @@ class MemoryBounds:
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
         """Return offloaded tensor and block bytes of a layer, each of shape [policies, modules]."""
-        mixture = _is_mixture(at)
-        key = ("gone", _parts(at))
-        if not mixture and key in self._known:
+        key = ("gone", *self._of_experts(at))
+        if key in self._known:
             return cast(tuple[F64, F64], self._known[key])
         plain = self._leaves(NONE, at)
-        less = [
-            np.zeros_like(plain)
-            if name in _NOT_HOSTED or (name == "moe" and not mixture)
-            else plain - self._leaves(name, at)
-            for name in self._words.names
-        ]
+        less = [self._leaves_less(plain, name, at) for name in self._words.names]
         found = np.stack(
             [plain[row] - self._words.sums([one[row] for one in less]) for row in (0, 1)]
         )
         # fully recomputed layers save only their input, which is not offloaded
         found[:, self._words.full] = 0.0
-        if not mixture:
-            self._known[key] = (found[0], found[1])
+        self._known[key] = (found[0], found[1])
         return found[0], found[1]
+
+    def _leaves_less(self, plain: F64, name: str, at: RankLayer) -> F64:
+        """Return the offloaded bytes of a layer that recomputing one module avoids.
+
+        plain : (tensor, block) bytes without recomputation
+        """
+        if name in _NOT_HOSTED or (name == "moe" and not _is_mixture(at)):
+            return np.zeros_like(plain)
+        if name not in _BEFORE_MLP + _BESIDE_EXPERTS:
+            return plain - self._leaves(name, at)
+        key = ("gone", name, at.layer.mixers if name in _BEFORE_MLP else _parts(at))
+        if key not in self._known:
+            self._known[key] = plain - self._leaves(name, at)
+        return cast(F64, self._known[key])
 
     def _leaves(self, word: str, at: RankLayer) -> F64:
         """Return (tensor, block) bytes that a layer offloads under a policy, shape [2, modules]."""
@@ -569,12 +461,12 @@ class MemoryBounds:
         replicas, expert_replicas : numbers of ranks that shard the states
         staged, several : True with several pipeline stages, and with several micro-batches
         """
-        key = ("states", zero, staged, several)
-        if key not in self._known:
+        key = (zero, staged, several)
+        if key not in self._states:
             run = self._variant(zero, several)
-            states = states_of_run(run, staged=staged, several=several)
-            self._known[key] = (*states, *frozen_states_of_run(run))
-        whole, shared, frozen, split = cast(tuple[float, float, float, float], self._known[key])
+            found = states_of_run(run, staged=staged, several=several)
+            self._states[key] = (*found, *frozen_states_of_run(run))
+        whole, shared, frozen, split = self._states[key]
         return StateBytes(
             dense=whole + shared / replicas,
             experts=whole + shared / expert_replicas,

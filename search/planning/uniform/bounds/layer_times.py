@@ -74,6 +74,8 @@ class SublayerTimes(NamedTuple):
     """Device and host seconds, shape [policies + 2]; the last two are no and full recomputation."""
     forward_s: float
     """Device seconds of the forward."""
+    experts_s: float
+    """Seconds of dispatch and combine that another micro-batch may hide; 0 without overlap."""
 
 
 class LayerParameterCounts(NamedTuple):
@@ -108,6 +110,10 @@ class DegreeTimes(Record, eq=False, dict=True):
     The last two rows are no and full recomputation."""
     forward_s: F64
     """Device seconds of the forward of one layer, shape [layer types]."""
+    experts_s: F64
+    """Seconds of dispatch and combine of one layer that another micro-batch may hide, by type.
+
+    Device seconds contain the exposed part of many micro-batches."""
     first_s: float
     last_s: float
     """Seconds of the embedding, and of head, loss and MTP modules without their layers."""

@@ -22,7 +22,7 @@ from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     MicroBatchTimes,
 )
-from search.planning.uniform.bounds.partitions import Partitions, peaks_of, pipeline_s
+from search.planning.uniform.bounds.partitions import Partitions, exposed_s, peaks_of, pipeline_s
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
 
@@ -81,8 +81,10 @@ def offload_time_s(
     stages, sharded = parts.stages, prices.rows_s(unit, choice)
     lacking = np.maximum(0.0, sizes.T - limit_bytes[:, None])
     copied = lacking / (stages.most * unit.bounds.padding)
-    forward = stages.layers @ unit.forward_s
-    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ stages.layers.T - forward)
+    # the exposed exchange of tokens also hides copies, in the forward or in the backward
+    forward, more = stages.layers @ unit.forward_s, exposed_s(unit, parts)
+    backward = unit.device_s[:-2] @ stages.layers.T - forward
+    seen = _copies_s(prices, copied, forward + more, backward + more)
     device, host = (rows[:-2] @ parts.timed.T for rows in (sharded.device_s, unit.host_s))
     device += seen * sharded.more[:, None]
     return pipeline_s(prices, unit, choice, parts, device, host)
@@ -122,7 +124,8 @@ def sets_s(
     copied = prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
     forward = np.minimum(unit.forward_s, device)
-    seen = _copies_s(prices, copied, forward, device - forward)
+    more = parts.exposed[0] * unit.experts_s
+    seen = _copies_s(prices, copied, forward + more, device - forward + more)
     traffic = prices.rows_s(unit, choice).traffic_s
     rows = np.asarray(overlapped_traffic_s(prices.target.machine, device + seen, traffic))
     of_host = np.tile(host @ parts.timed.T, (len(rows), 1))

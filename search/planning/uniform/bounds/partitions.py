@@ -12,7 +12,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of, layer_total_s
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.memory import StageRows
+from search.planning.uniform.live import StageRows
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
@@ -37,6 +37,8 @@ class Partitions(NamedTuple):
     """Number of chunks per stage, by partition."""
     sends_s: F64
     """Seconds that sends add to a stage per micro-batch, by partition."""
+    exposed: F64
+    """Results of `UniformCostModel.exposed_experts`, by partition."""
     splits: Bool
     """True if weight gradients are deferred, by partition."""
 
@@ -94,6 +96,7 @@ def partitions_of(
         times=np.concatenate([one.times for one in found]),
         chunks=np.array([one.vpp if one.pp > 1 else 1 for one in choices], dtype=np.float64),
         sends_s=np.array([prices.transfer_s(unit, one) for one in choices]),
+        exposed=np.array([prices.exposed_experts(unit, one) for one in choices]),
         splits=np.array([SCHEDULES[one.schedule].splits for one in choices]),
     )
 
@@ -124,6 +127,12 @@ def peaks_of(parts: Partitions, sizes: F64) -> F64:
 # Seconds
 
 
+def exposed_s(unit: DegreeTimes, parts: Partitions) -> F64:
+    """Return the seconds of dispatch and combine that a few micro-batches expose, by stage."""
+    found: F64 = parts.exposed[parts.at] * (parts.timed @ unit.experts_s)
+    return found
+
+
 def pipeline_s(
     prices: UniformCostModel,
     unit: DegreeTimes,
@@ -146,6 +155,9 @@ def pipeline_s(
     number, sharded = prices.micro_batches(choice), prices.rows_s(unit, choice)
     device[:, parts.ends[0]] += sharded.first_s
     device[:, parts.ends[1]] += sharded.last_s
+    if choice.zero < 3:
+        # traffic of ZeRO-3 hides the exchange of tokens, or is hidden by it
+        device += exposed_s(unit, parts)
     times = layer_total_s(device, host) + parts.sends_s[parts.at]
     longest = np.maximum.reduceat(times, parts.first, axis=1)
     others = np.add.reduceat(times * parts.times, parts.first, axis=1) - longest
@@ -181,6 +193,7 @@ def reduced_s(
     """
     number, reduction = prices.micro_batches(choice), prices.reduction_s(unit, choice)
     seen = prices.visible_s(reduction, np.asarray(seconds) / prices.stragglers, number)
+    seen += prices.tied_s(unit, choice)
     update = prices.update_s(unit, choice)
     return np.asarray(seconds + (prices.stragglers * seen + update) * _ROUNDING)
 

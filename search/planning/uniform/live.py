@@ -1,0 +1,131 @@
+"""Live micro-batches of the stages of layer partitions, for lower bounds of their memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.pipeline.orders import warmup_chunks
+from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
+from search.planning.uniform.layout import Arrangement
+
+
+class LiveMicroBatches(NamedTuple):
+    """Live micro-batches of a stage after a forward pass."""
+
+    chunks: F64
+    """Number of live micro-batches by model chunk, shape [chunks]."""
+    forward: int
+    """Index of the model chunk that ran this forward."""
+
+
+@lru_cache(maxsize=1 << 14)
+def live_forwards(
+    stage: int,
+    *,
+    schedule: Schedule,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+) -> LiveMicroBatches:
+    """Return the live micro-batches of a stage at their maximum, after a forward pass.
+
+    For 1F1B and interleaved 1F1B, this is the last forward before the first backward. It is a lower
+    bound if expert communication overlaps with another micro-batch: then the warm-up has one
+    forward more, and later forwards are merged with a backward that frees their bytes.
+    """
+    behind = stages - stage - 1
+    if schedule in ("gpipe", "looped_bfs"):
+        return LiveMicroBatches(np.full(chunks, float(micro_batches)), chunks - 1)
+    if SCHEDULES[schedule].v_shaped:
+        # the last forward of the second chunk before a gradient of it is complete; DualPipeV runs
+        # one more forward of the first chunk
+        first = stages + behind + (schedule == "dual_pipe_v")
+        return LiveMicroBatches(
+            np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1
+        )
+    if chunks == 1:
+        return LiveMicroBatches(np.array([float(min(behind + 1, micro_batches))]), 0)
+    group = default_group(stages, micro_batches)
+    warm = warmup_chunks(
+        schedule,
+        stage,
+        stages=stages,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        group=group,
+    )
+    # one more forward for each deferred weight gradient
+    waiting = stage if SCHEDULES[schedule].splits else 0
+    number = min(warm + 1 + waiting, micro_batches * chunks)
+    groups, rest = divmod(number, group * chunks)
+    places = np.arange(chunks) * group
+    live = groups * group + np.clip(rest - places, 0, group)
+    return LiveMicroBatches(live.astype(np.float64), (number - 1) % (group * chunks) // group)
+
+
+class StageEnds(NamedTuple):
+    """Properties of a stage that decide its buffers and transient bytes."""
+
+    present: tuple[bool, ...]
+    """True for the layer types of the stage."""
+    first: bool
+    last: bool
+    """True for the stages with embedding and with head."""
+    forward: int
+    """Type index of the last layer of the forward with the most live micro-batches."""
+    head: bool
+    """True if that forward contains the head."""
+    final: int
+    """Type index of the last layer of the last chunk."""
+
+
+class StageRows(NamedTuple):
+    """Distinct stages of layer partitions, one per row, with their live micro-batches."""
+
+    layers: F64
+    """Number of layers, shape [rows, layer types]."""
+    live: F64
+    """Live micro-batches summed over layers, shape [rows, layer types]."""
+    again: tuple[F64, ...]
+    """`live` of the layers that `block N` recomputes, by row, shape [N, layer types]."""
+    most: F64
+    """Largest number of live micro-batches of a chunk, shape [rows]."""
+    ends: tuple[StageEnds, ...]
+
+
+@lru_cache(maxsize=1 << 14)
+def stage_rows(
+    arrangement: Arrangement, *, schedule: Schedule, stages: int, chunks: int, micro_batches: int
+) -> StageRows:
+    """Return the distinct stages of a layer partition with their live micro-batches."""
+    lives = [
+        live_forwards(
+            stage, schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches
+        )
+        for stage in arrangement.at
+    ]
+    return StageRows(
+        layers=arrangement.layers.astype(np.float64),
+        live=np.array(
+            [live.chunks @ own for live, own in zip(lives, arrangement.chunks, strict=True)]
+        ),
+        again=tuple(
+            live.chunks @ own for live, own in zip(lives, arrangement.chunks_again, strict=True)
+        ),
+        most=np.array([live.chunks.max() for live in lives]),
+        ends=tuple(
+            StageEnds(
+                present=tuple((layers > 0).tolist()),
+                first=place == arrangement.ends[0],
+                last=place == arrangement.ends[1],
+                forward=arrangement.final[place][live.forward],
+                head=place == arrangement.ends[1] and live.forward == chunks - 1,
+                final=arrangement.final[place][-1],
+            )
+            for place, (live, layers) in enumerate(zip(lives, arrangement.layers, strict=True))
+        ),
+    )
