@@ -30,8 +30,8 @@ from search.planning.uniform import best_first, cost_model, expansion, memory, s
 from search.planning.uniform.best_first import UniformSearch, VariantResult
 from search.planning.uniform.bounds import layer_times, offload as on_host, partitions
 from search.planning.uniform.bounds.layer_times import arrangement_of
+from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.expansion import CandidateExpander
-from search.planning.uniform.live import StageRows
 from search.planning.uniform.memory import MemoryBudget
 from tests.oracles.uniform import Priced, Question, question
 

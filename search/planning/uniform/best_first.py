@@ -25,12 +25,12 @@ from autopar.records import Record, replace
 from autopar.run.run import Run
 from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
+from search.planning.uniform.bounds.candidates import DEVICE, ActivationPolicies
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.least_memory import least_memory_plan
 from search.planning.uniform.memory import MemoryBudget
-from search.planning.uniform.policies import DEVICE, ActivationPolicies
 from search.planning.uniform.space import UniformSearchSpace
 
 

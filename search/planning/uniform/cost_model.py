@@ -77,8 +77,8 @@ from search.planning.uniform.bounds.layer_times import (
     degrees_of,
     rows_of,
 )
+from search.planning.uniform.bounds.live import StageRows, stage_rows
 from search.planning.uniform.layout import Arrangement
-from search.planning.uniform.live import StageRows, stage_rows
 from search.planning.uniform.memory import (
     MemoryBounds,
     MemoryBudget,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,9 +21,17 @@ from autopar.records import replace
 from autopar.units import divisors
 from search.engines.candidate import FULL, NONE, Candidate, Constraints, allowed_values
 from search.engines.space import needs_one_queue
+from search.planning.uniform.bounds.candidates import (
+    DEVICE,
+    OPEN,
+    ActivationPolicies,
+    ActivationPolicy,
+    PolicyBytes,
+    StageCandidate,
+    StageCandidates,
+)
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
-    MicroBatchTimes,
     arrangement_of,
     partial_recompute_s,
 )
@@ -37,7 +45,6 @@ from search.planning.uniform.bounds.offload import (
 )
 from search.planning.uniform.bounds.partitions import (
     Partitions,
-    StageCandidate,
     partition_bytes,
     partitions_of,
     partly_recomputed_s,
@@ -50,13 +57,6 @@ from search.planning.uniform.bounds.partitions import (
 from search.planning.uniform.cost_model import Pipeline, UniformCostModel
 from search.planning.uniform.layout import Layout, layouts
 from search.planning.uniform.memory import MemoryBudget
-from search.planning.uniform.policies import (
-    DEVICE,
-    OPEN,
-    ActivationPolicies,
-    ActivationPolicy,
-    PolicyBytes,
-)
 from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
@@ -69,25 +69,6 @@ def _chunks_of(schedule: Schedule, most: int) -> range:
     """Return the possible numbers of chunks per stage of a schedule; most : layers per stage."""
     facts = SCHEDULES[schedule]
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
-
-
-class StageCandidates(NamedTuple):
-    """Stages and shardings of one set of degrees, with bounds that hold for any memory limit."""
-
-    staging: StageCandidate
-    bytes: F64
-    freed: F64
-    """Results of `UniformCostModel.many_spread_bytes`, shape [shardings, policies + 2]."""
-    hosted: F64
-    """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
-    rows: tuple[MicroBatchTimes, ...]
-    """Micro-batch times of each sharding."""
-    whole_s: F64
-    layer_s: F64
-    again: F64
-    """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each sharding.
-
-    Shapes [shardings, policies + 2], twice, and [shardings, 4]."""
 
 
 class CandidateExpander:

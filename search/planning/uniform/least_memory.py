@@ -17,9 +17,9 @@ from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.candidate import Candidate
+from search.planning.uniform.bounds.candidates import ActivationPolicies
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.expansion import CandidateExpander
-from search.planning.uniform.policies import ActivationPolicies
 from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 

@@ -39,7 +39,7 @@ from autopar.run.architecture import Layer, without_window
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
 from search.engines.candidate import FULL, NONE, recomputation_of
-from search.planning.uniform.live import StageEnds, StageRows
+from search.planning.uniform.bounds.live import StageEnds, StageRows
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 

@@ -10,9 +10,10 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES
 from search.engines.candidate import Candidate
+from search.planning.uniform.bounds.candidates import StageCandidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of, layer_total_s
+from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.live import StageRows
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
@@ -41,32 +42,6 @@ class Partitions(NamedTuple):
     """Results of `UniformCostModel.exposed_experts`, by partition."""
     splits: Bool
     """True if weight gradients are deferred, by partition."""
-
-
-class StageCandidate(NamedTuple):
-    """Numbers of stages and shardings of model states, for one set of degrees."""
-
-    stages: tuple[int, ...]
-    shardings: tuple[tuple[int, int, int], ...]
-    """(stages, ZeRO stage, HSDP replicas) of every combination."""
-    zeros: tuple[int, ...]
-    """ZeRO stage of every combination."""
-    at: I64
-    """Index into `stages`, shape [shardings]."""
-    pp: I64
-    micro_batches: I64
-    """Numbers of stages and of micro-batches, shape [shardings]."""
-    layers: I64
-    """Number of layers of the longest stage at least, shape [shardings]."""
-    bubbles: F64
-    """Lower bounds of the part of each other stage that adds to the longest, shape [shardings].
-
-    The bubble is shortest with the most chunks, and it may be 0 if weight gradients are deferred.
-    """
-    sends_s: F64
-    """Lower bounds of `UniformCostModel.transfer_s`, shape [shardings]."""
-    states: F64
-    """Results of `UniformCostModel.states_of`, shape [shardings, 4]."""
 
 
 def partitions_of(

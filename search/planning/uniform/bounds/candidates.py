@@ -1,4 +1,4 @@
-"""Activation policies of a layout: recomputation and offload."""
+"""Values of expanded candidates: stages with shardings of states, and activation policies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64, Bool
 from search.engines.candidate import NONE
+from search.planning.uniform.bounds.layer_times import MicroBatchTimes
 
 DEVICE, OPEN = -1, -2
 """Values in `ActivationPolicies.sets`: no activation offload; any offload set, not yet expanded."""
@@ -67,3 +68,48 @@ class PolicyBytes:
         """Bytes by policy, for any activation offload; None until requested."""
         self.seconds: tuple[F64, F64] | None = None
         """Lower bounds of step seconds per sequence, by policy and by N; None until requested."""
+
+
+class StageCandidate(NamedTuple):
+    """Numbers of stages and shardings of model states, for one set of degrees."""
+
+    stages: tuple[int, ...]
+    shardings: tuple[tuple[int, int, int], ...]
+    """(stages, ZeRO stage, HSDP replicas) of every combination."""
+    zeros: tuple[int, ...]
+    """ZeRO stage of every combination."""
+    at: I64
+    """Index into `stages`, shape [shardings]."""
+    pp: I64
+    micro_batches: I64
+    """Numbers of stages and of micro-batches, shape [shardings]."""
+    layers: I64
+    """Number of layers of the longest stage at least, shape [shardings]."""
+    bubbles: F64
+    """Lower bounds of the part of each other stage that adds to the longest, shape [shardings].
+
+    The bubble is shortest with the most chunks, and it may be 0 if weight gradients are deferred.
+    """
+    sends_s: F64
+    """Lower bounds of `UniformCostModel.transfer_s`, shape [shardings]."""
+    states: F64
+    """Results of `UniformCostModel.states_of`, shape [shardings, 4]."""
+
+
+class StageCandidates(NamedTuple):
+    """Stages and shardings of one set of degrees, with bounds that hold for any memory limit."""
+
+    staging: StageCandidate
+    bytes: F64
+    freed: F64
+    """Results of `UniformCostModel.many_spread_bytes`, shape [shardings, policies + 2]."""
+    hosted: F64
+    """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
+    rows: tuple[MicroBatchTimes, ...]
+    """Micro-batch times of each sharding."""
+    whole_s: F64
+    layer_s: F64
+    again: F64
+    """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each sharding.
+
+    Shapes [shardings, policies + 2], twice, and [shardings, 4]."""
