@@ -42,7 +42,7 @@ def plan(
     hardware: str | Path | HardwareProfile,
     **options: Any,
 ) -> SearchResult:
-    """Return the fastest plan of a model on a cluster: the answer of `autopar search`.
+    """Return the fastest plan of a model on all GPUs of a cluster: `autopar search --use all`.
 
     Parameters
     ----------

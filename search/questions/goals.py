@@ -185,9 +185,9 @@ def solved_goal(raw: Mapping[str, object], request: Request) -> GoalAnswer:
     search = _PartSearch(request, question, parts)
     if search.goal == "throughput" and whole in parts:
         search.search(whole)
-        if whole not in search.rates:
+        if whole not in search.rates and search.proven:
             try:
-                found = chosen(request, route)
+                found = chosen(request, route, search.spaces.get(whole))
             except RuleError as error:
                 if not all(one.startswith(_BY_SIZE) for one in error.ids):
                     raise
@@ -321,8 +321,9 @@ class _PartSearch:
                 self.rates[shape] = found.best.samples_per_s * seq
                 if shape == self.whole:
                     self.of_all = UniformResult(question=asked, engines=(found,))
-                kept = {**self.spaces, shape: spaces}
-                self.spaces = {one: kept[one] for one in (self.whole, self.best) if one in kept}
+            kept = {**self.spaces, shape: spaces}
+            self.spaces = {one: kept[one] for one in (self.whole, self.best) if one in kept}
+            if shape in self.rates:
                 return
             reason = "no plan fits or is legal"
             if needed:
@@ -382,7 +383,7 @@ class _PartSearch:
             )
         text = f"{_shape_words(best, self.whole, self.question.card)}: {', '.join(said)}"
         if part.free_gpus:
-            text += f"; {part.free_gpus} are free"
+            text += f"; {_free_words(best, self.whole, self.question.card)}"
         if len(self.parts) > 1:
             text += f"; best of {len(self.parts)} sizes" + ("" if self.proven else ", not proven")
         return f"{goal}{wanted}: {text}" if goal else text
@@ -392,10 +393,21 @@ def _gpus(shape: Shape) -> int:
     return shape[0] * shape[1]
 
 
+def _unit(per_node: int, card: Card) -> str:
+    return "rack" if per_node > card.more.get("intra_node.tray_gpus", math.inf) else "node"
+
+
+def _free_words(shape: Shape, whole: Shape, card: Card) -> str:
+    """Return the number of unused GPUs in words, of each rack if racks are used equally."""
+    if shape[0] == whole[0] > 1:
+        return f"{whole[1] - shape[1]} a {_unit(whole[1], card)} are free"
+    return f"{_gpus(whole) - _gpus(shape)} are free"
+
+
 def _shape_words(shape: Shape, whole: Shape, card: Card) -> str:
     """Return a part in words, such as `64 of 72 GPUs of each rack`."""
     (nodes, gpus), (every, per_node) = shape, whole
-    unit = "rack" if per_node > card.more.get("intra_node.tray_gpus", math.inf) else "node"
+    unit = _unit(per_node, card)
     if shape == whole:
         return f"all {_gpus(whole)} GPUs"
     if gpus == per_node:
