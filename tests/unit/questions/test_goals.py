@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +32,23 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def alone(card: str, shapes: Iterable[str], asked: tuple[str, ...]) -> dict[str, float]:
-    """Return tokens/s of all GPUs of each shape, searched alone; without those that fit nothing."""
+def alone(card: str, shapes: Iterable[str], asked: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return the answer for each shape, searched alone; without those that fit nothing."""
     found = {}
     for shape in shapes:
         words = [*asked, *_NONE, "--hardware", f"{card}:{shape}", "--use", "all"]
         if search_command.run([*words, "--json", "one.json"]) == 0:
             document = json.loads(Path("one.json").read_text())
             assert "part" not in document
-            found[shape] = document["launch"]["samples_per_s"] * document["seq_length"]
+            found[shape] = document
     return found
+
+
+def rates_of(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return tokens/s of all GPUs of each answer."""
+    return {
+        shape: one["launch"]["samples_per_s"] * one["seq_length"] for shape, one in found.items()
+    }
 
 
 def gpus(shape: str) -> int:
@@ -48,7 +56,7 @@ def gpus(shape: str) -> int:
     return nodes * each
 
 
-def chosen(hardware: str, asked: tuple[str, ...], *words: str) -> tuple[str, dict[str, object]]:
+def chosen(hardware: str, asked: tuple[str, ...], *words: str) -> tuple[str, dict[str, Any]]:
     """Return the shape of the answer of a search with a goal, and its document."""
     command = [*asked, *_NONE, "--hardware", hardware, *words, "--json", "found.json"]
     assert search_command.run(command) == 0
@@ -80,18 +88,20 @@ def test_parts_are_chosen_as_by_searches_of_each(
     card: str, whole: str, shapes: list[str], asked: tuple[str, ...], capsys: Capture
 ) -> None:
     """Fastest, cheapest and fewest of all parts, with and without a rate."""
-    rates = alone(card, shapes, asked)
+    answers = alone(card, shapes, asked)
+    rates = rates_of(answers)
     hardware = f"{card}:{whole}"
     fastest = max(rates, key=lambda one: (rates[one], -gpus(one)))
     if rates[fastest] <= 1.01 * rates[whole]:
         fastest = whole
     shape, found = chosen(hardware, asked, "--use", "up-to")
     assert shape == fastest
-    part = part_of(found)
+    # searches of the part that are continued find what a fresh search finds
+    assert found["launch"] == answers[shape]["launch"]
+    part = found["part"]
     assert part["whole_tokens_per_s"] == pytest.approx(rates[whole])
     assert part["free_gpus"] == gpus(whole) - gpus(shape)
     tried = found["clusters_tried"]
-    assert isinstance(tried, list)
     assert {one["hardware"] for one in tried} == {f"{card}:{one}" for one in shapes}
     for one in tried:
         if one["tokens_per_s"] is not None:
@@ -104,7 +114,8 @@ def test_parts_are_chosen_as_by_searches_of_each(
         good = [one for one in rates if rates[one] >= least]
         shape, _ = chosen(hardware, asked, "--goal", "fewest-gpus", *limit)
         assert shape == min(good, key=lambda one: (gpus(one), -rates[one]))
-        shape, _ = chosen(hardware, asked, "--goal", "cost", *limit)
+        shape, found = chosen(hardware, asked, "--goal", "cost", *limit)
+        assert found["launch"] == answers[shape]["launch"]
         assert rates[shape] / gpus(shape) == pytest.approx(
             max(rates[one] / gpus(one) for one in good)
         )
@@ -114,11 +125,11 @@ def test_parts_are_chosen_as_by_searches_of_each(
 def test_parts_are_used_without_options_in_racks_alone(capsys: Capture) -> None:
     """A batch of 128 divides over 4 of 36 GPUs; racks are told by the trays of their card."""
     asked = ("--model", "llama3-8b", "--settle-bsz", "128", "--engine", "megatron")
-    rates = alone("gb200", ["1x32", "1x36"], asked)
+    rates = rates_of(alone("gb200", ["1x32", "1x36"], asked))
     assert rates["1x32"] > 1.01 * rates["1x36"]
     shape, found = chosen("gb200:1x36", asked)
     assert shape == "1x32"
-    assert part_of(found)["gpus"] == 32
+    assert found["part"]["gpus"] == 32
     said = " ".join(capsys.readouterr().out.split())
     assert "32 of 36 GPUs of the rack" in said
     # the time limit, or the option, is for all GPUs
@@ -127,7 +138,7 @@ def test_parts_are_used_without_options_in_racks_alone(capsys: Capture) -> None:
         assert (shape, "part" in found) == ("1x36", False)
     shape, found = chosen("gb200:1x36", asked, "--use", "8")
     assert shape == "1x8"
-    assert part_of(found)["whole_tokens_per_s"] is None
+    assert found["part"]["whole_tokens_per_s"] is None
     shape, found = chosen("h100:3x8", _ASKED)
     assert (shape, "part" in found) == ("3x8", False)
     # no plan is legal on six GPUs
@@ -135,15 +146,9 @@ def test_parts_are_used_without_options_in_racks_alone(capsys: Capture) -> None:
     assert search_command.run([*uneven, *_NONE, "--hardware", "h100:1x6"]) == 2
     shape, found = chosen("h100:1x6", uneven, "--use", "up-to")
     assert shape == "1x4"
-    assert part_of(found)["whole_tokens_per_s"] is None
+    assert found["part"]["whole_tokens_per_s"] is None
     shape, _ = chosen("gb200:1x36", asked, "--use", "up-to", "--time-limit", "90")
     assert shape == "1x32"
-
-
-def part_of(found: dict[str, object]) -> dict[str, object]:
-    part = found["part"]
-    assert isinstance(part, dict)
-    return part
 
 
 def test_what_no_cluster_reaches_ends_with_3(capsys: Capture) -> None:
