@@ -75,14 +75,11 @@ class Batches(Record, dict=True, eq=False):
     @cached_property
     def rows(self) -> Rows:
         """Rows of one micro-batch."""
+        if self._of_one_sample:
+            tokens, weights = np.array(self._drawn.values, float), self.weights_of_longest(1)
+            return Rows(tokens=tokens, attended=tokens, weights=weights, real=self.real.mean)
         if self.batching == "padding-free":
             return self._summed()
-        if self.batching in ("longest", "grouped"):
-            tokens, weights = (
-                np.array(self.lengths.values, dtype=np.float64),
-                self.weights_of_longest(1),
-            )
-            return Rows(tokens=tokens, attended=tokens, weights=weights, real=self.real.mean)
         if self.batching in ("packed", "packed-full"):
             return self._packed()
         full = np.array([float(self.seq_length)])
@@ -92,10 +89,20 @@ class Batches(Record, dict=True, eq=False):
     # ----------------------------------------------------------------------------------------------
     # Longest rows.
 
+    @property
+    def _of_one_sample(self) -> bool:
+        """True if the length of a row is that of one sample, the longest of its micro-batch."""
+        single = self.batching == "padding-free" and self.micro_batch == 1
+        return single or self.batching in ("longest", "grouped")
+
+    @property
+    def _drawn(self) -> Lengths:
+        return self.real if self.batching == "padding-free" else self.lengths
+
     @cached_property
     def _above(self) -> F64:
         """Share of samples longer than each length."""
-        return 1.0 - np.array(self.lengths.below) / self.lengths.number
+        return 1.0 - np.array(self._drawn.below) / self._drawn.number
 
     @property
     def _pool(self) -> int:
@@ -113,10 +120,10 @@ class Batches(Record, dict=True, eq=False):
         rows has none of them if N <= p b, and later ones have shorter samples. Micro-batches
         beyond the M samples start with the longest of the next M.
         """
-        if self.batching == "padding-free":
+        if not self._of_one_sample:
+            if self.batching != "padding-free":
+                return np.ones(1)
             return _differences(np.cumsum(self.rows.weights) ** number)
-        if self.batching not in ("longest", "grouped"):
-            return np.ones(1)
         pool, below = self._pool, 1.0 - self._above
         if pool == 1:
             return _differences(below ** (number * self.micro_batch))
@@ -135,15 +142,16 @@ class Batches(Record, dict=True, eq=False):
         """Return the probabilities of the longest row of `steps` steps, those of `rows.tokens`.
 
         Samples of one epoch are drawn without replacement: P = prod_i (k - i) / (n - i) for k of n
-        samples that are not longer. An epoch has the longest sample.
+        samples that are not longer. An epoch has the longest sample, and sorted samples begin with
+        it (`get_length_grouped_indices`).
         """
-        if self.batching not in ("longest", "grouped"):
+        if not self._of_one_sample:
             return self.weights_of_longest(steps * self.ranks * self.micro_batches)
         drawn = steps * self.ranks * self.micro_batches * self.micro_batch
-        number = self.lengths.number
-        if drawn >= number:
+        number = self._drawn.number
+        if drawn >= number or self.batching == "grouped":
             return np.append(np.zeros(len(self._above) - 1), 1.0)
-        kept = np.array(self.lengths.below)
+        kept = np.array(self._drawn.below)
         enough = kept >= drawn
         logs = _log_choose(np.maximum(kept, drawn), drawn) - _log_choose(np.array(number), drawn)
         return _differences(np.where(enough, np.exp(np.minimum(logs, 0.0)), 0.0))
@@ -159,8 +167,6 @@ class Batches(Record, dict=True, eq=False):
         own, rows = self.real, self.micro_batch
         values = np.array(own.values, dtype=np.float64)
         weights = np.array(own.counts, dtype=np.float64) / own.number
-        if rows == 1:
-            return Rows(tokens=values, attended=values, weights=weights, real=own.mean)
         unit = float(max(1, -(-rows * own.values[-1] // _MOST_SUMS)))
         sums, total, squares = sum_distribution(values, weights, rows, unit, values * values)
         return Rows(tokens=sums / rows, attended=squares / sums, weights=total, real=own.mean)

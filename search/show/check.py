@@ -79,7 +79,8 @@ def show_check(
     last += _next(console, file, assessment, neighbours, fits=fits, verbose=verbose, strict=strict)
     # The title, the blank line before the findings and their heading take three lines.
     room = None if verbose else SCREEN_HEIGHT - len(first) - len(last) - 3
-    for line in (*first, *_findings(console, file, room), *last):
+    effect = "time or memory" if samples is None else "full rows"
+    for line in (*first, *_findings(console, file, room, effect), *last):
         _write(console, line)
     if verbose:
         if samples is not None:
@@ -368,10 +369,11 @@ def _in_gib(ends: tuple[float, float]) -> str:
 # Findings and changes.
 
 
-def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str]:
+def _findings(console: Console, file: CheckedFile, room: int | None, effect: str) -> list[str]:
     """Return the lines of the findings.
 
     room : number of lines; None means no limit. At least two findings are printed.
+    effect : name of what ignored arguments have no effect on.
     """
     ignored = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
     found = [(one.kind, one.text) for one in _important_first(file.findings)]
@@ -379,11 +381,11 @@ def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str
     width = max(map(len, kinds), default=0) + 4
     blocks = [_labelled(console, f"  {kind}", text, width) for kind, text in found]
     if ignored:
-        text = f"{ignored} (no effect on time or memory)"
+        text = f"{ignored} (no effect on {effect})"
         own = _labelled(console, "  ignored", text, width)
         if room is not None and len(own) > 1:
             number = format_count(len(file.harmless), "argument")
-            own = [f"  {'ignored':<{width - 2}}{number} without effect on time or memory"]
+            own = [f"  {'ignored':<{width - 2}}{number} without effect on {effect}"]
         blocks.append(own)
     if not blocks:
         blocks = [["  none"]]

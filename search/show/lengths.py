@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from autopar.command.answer_schemas import BatchingEntry, LengthsEntry
-from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
+from autopar.units import GIB, format_bytes, format_figure, format_probability
 
 if TYPE_CHECKING:
     from autopar.price.assessment import Target
@@ -52,14 +52,14 @@ def length_rows(found: LengthsAnswer, target: Target) -> list[tuple[str, str]]:
     rows = [("Lengths", samples), ("Batches", batches), ("Real rate", real)]
     rows.append(("Memory", _memory(found, target)))
     gains = [one for one in found.others if found.gain(one) >= _LEAST_GAIN]
-    tight = own.oom_probability <= target.oom_risk
-    shown = [
-        f"{one.batching} {found.gain(one):.2f} times"
-        + (" (does not fit)" if tight and one.oom_probability > target.oom_risk else "")
-        for one in gains[:_MOST_GAINS]
-    ]
+    shown = gains[:_MOST_GAINS]
     if shown:
-        rows.append(("Gain", f"{', '.join(shown)} the real tokens/s (another training)"))
+        text = ", ".join(f"{one.batching} {found.gain(one):.2f} times" for one in shown)
+        tight = [one.batching for one in shown if one.oom_probability > target.oom_risk]
+        text += " the real tokens/s"
+        if tight:
+            text += f"; {' and '.join(tight)} {'do' if tight[1:] else 'does'} not fit"
+        rows.append(("Gain", text))
     return rows
 
 
@@ -71,7 +71,7 @@ def _memory(found: LengthsAnswer, target: Target) -> str:
         half, most = peaks[0], peaks[2]
         text = f"{half} GiB in half of the steps, {most} in 99 %, {peaks[-1]} at most"
     odds = format_probability(own.oom_probability)
-    text += f"; OOM probability {odds} in {format_count(own.steps, 'step')}"
+    text += f"; OOM probability {odds} in {own.steps:,} step{'s' * (own.steps > 1)}"
     if own.above:
         # the allocated peak leaves no room for the CUDA context of 1 GiB
         room = format_bytes(target.capacity_bytes - GIB)
@@ -100,7 +100,7 @@ def table_rows(found: LengthsAnswer) -> list[tuple[str, ...]]:
     ]
 
 
-TABLE = ("batching", "real tokens/s/GPU", "gain", "real", "slowest", "peak GiB", "OOM")
+TABLE = ("batching", "tokens/s/GPU", "gain", "real", "slowest", "peak GiB", "OOM")
 """Columns of `table_rows`."""
 
 

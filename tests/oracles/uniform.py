@@ -287,7 +287,7 @@ def priced(uniform: UniformSearch, fixed: Constraints) -> tuple[Priced, ...]:
     for choice in every_choice(prices, fixed):
         try:
             run = run_of(uniform.engine, job, choice)
-            step = job_of_run(run)
+            step = replace(job_of_run(run), attended=job.attended)
             if job.skew is not None:
                 step = replace(step, skew=job.skew)
             seconds = step_time(machine, step, known).total_s / choice.global_batch
@@ -437,7 +437,7 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-Kind = Literal["plain", "hybrid", "sparse"]
+Kind = Literal["plain", "hybrid", "sparse", "packed"]
 _OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse}
 """Models of Megatron-LM alone, by kind."""
 
@@ -489,6 +489,7 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
         skew=draw.choice([None, None, 1.3]), training=_training(seed),
         domain=random.Random(f"links {seed}").choice([None, 2, 4, 8]),
+        attended=seq * random.Random(seed).uniform(0.02, 0.9) if kind == "packed" else None,
     )  # fmt: skip
     words = [*engine.recompute(model)]
     if engine.blocks:

@@ -250,6 +250,16 @@ def test_the_answer_for_a_hybrid_is_that_of_pricing_everything(seed: int) -> Non
     check(found, fresh(found))
 
 
+@pytest.mark.parametrize("seed", [*range(8), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100)
+)])  # fmt: skip
+def test_the_answer_for_packed_samples_is_that_of_pricing_everything(seed: int) -> None:
+    """Attention of documents of a fiftieth to nine tenths of a row."""
+    found = question(seed, most=40, kind="packed")
+    assert found.uniform.job.attended is not None
+    check(found, fresh(found))
+
+
 @pytest.mark.parametrize("seed", [2, 8, 11, 16, 23, 24, 42, 56])
 def test_the_smallest_plan_is_small_without_time(seed: int) -> None:
     """Plans counted before the search begins are within a quarter of the smallest."""
