@@ -31,6 +31,7 @@ from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 from autopar.training.adapters import Adapters
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.space import TORCH_EXPERTS
+from search.engines.torchtitan.flavours import linear_modules, targets_of
 from tests.runs import decoder, run_of
 
 __all__ = ["megatron_runs", "some", "titan_runs", "torch_runs"]
@@ -379,13 +380,18 @@ def _sizes(d: _Draw, layers: int, parts: int) -> list[int]:
 
 
 @st.composite
-def titan_runs(draw: st.DrawFn) -> Run:
-    """Return a run that torchtitan 0.2 accepts: one of its flavours, split and trained."""
+def titan_runs(draw: st.DrawFn, *, recipe: bool = False) -> Run:
+    """Return a run that torchtitan 0.2 accepts: one of its flavours, split and trained.
+
+    recipe : True for a run that 0.3 accepts.
+    """
     d = _Draw(draw)
     one, yes = d.one, d.yes
-    # 0.2 has no Llama 2
-    name = one(*(known for known in FLAVOURS if known != "llama2"))
-    model = flavour(name, one(*FLAVOURS[name]))
+    # neither has Llama 2
+    other = {"llama2", "llama4" if recipe else "gpt_oss"}
+    name = one(*(known for known in FLAVOURS if known not in other))
+    size = one(*(known for known in FLAVOURS[name] if recipe or known not in ("1B", "3B")))
+    model = flavour(name, size)
     assert model is not None
     attention = model.attention
     groups = attention.kv_heads if attention.latent is None else 128
@@ -396,14 +402,15 @@ def titan_runs(draw: st.DrawFn) -> Run:
     facts = SCHEDULES[schedule]
     vpp = one(facts.least_chunks, facts.most_chunks or 3)
     replicas, shard = one(1, 2), one(1, 2, 4)
-    if shard * cp == 1 and tp * pp > 1:
+    if shard * cp == 1 and tp * pp > 1 and not recipe:
         replicas = 1
-    sharded = shard * cp > 1
+    # 0.3 has FSDP2 without shards, too
+    sharded = shard * cp > 1 or recipe
     dp = replicas * shard
     mixed = model.experts is not None
     ep, etp = 1, tp if mixed else 1
     if mixed and yes():
-        etp = one(1, tp)
+        etp = 1 if recipe else one(1, tp)
         own = cp if etp == tp else cp * tp
         ep = own * one(*(n for n in (1, 2, 4) if shard % n == 0))
         etp = etp if ep > 1 else tp
@@ -416,6 +423,14 @@ def titan_runs(draw: st.DrawFn) -> Run:
     fp8 = one(None, None, "tensorwise", "mxfp8")
     compiled = yes()
     checkpoint = one("none", "op", "layers", "full")
+    if recipe and checkpoint == "layers":
+        checkpoint = "op"
+    adapters = None
+    if recipe and attention.latent is None and yes():
+        own_targets = targets_of(linear_modules(model))
+        attention_only = own_targets - {"fc1", "fc2"}
+        adapters = Adapters(rank=one(8, 16), targets=one(own_targets, attention_only), fused="qkv")
+    loss = one("whole", "compiled", *(("chunked",) if recipe else ()))
     every = one(1, 2, 3) if checkpoint == "layers" else None
     experts = TORCH_EXPERTS if mixed else ExpertKernels()
     if ep > 1 and mixed:
@@ -447,23 +462,28 @@ def titan_runs(draw: st.DrawFn) -> Run:
                     kind="fp32" if wide else one("bf16", "fp32"),
                     fp8=fp8 is not None,
                     fp8_recipe=fp8 or "tensorwise",
+                    row_scales=recipe and fp8 == "tensorwise",
                 ),
                 optimizer=replace(
-                    one(Optimizer(), Optimizer(master_bytes=0, moments_bytes=4)),
+                    Optimizer(master_bytes=0, moments_bytes=4)
+                    if adapters is not None or yes()
+                    else Optimizer(),
                     **(host if zero and yes() else {}),
                 ),
+                adapters=adapters,
                 states=States(
                     keeper="torchtitan" if zero else "ddp",
                     each_micro_batch=pp == 1,
-                    gathered_fp8=fp8 == "tensorwise" and sharded and yes(),
+                    gathered_fp8=fp8 == "tensorwise" and sharded and not recipe and yes(),
                 ),
                 kernels=Kernels(
                     attention=default_attention("A100"),
                     module="torchtitan",
                     compiled=compiled,
                     repeated_heads=True,
-                    loss=one("whole", "compiled"),
-                    loss_parallel=tp == 1 or yes(),
+                    loss=loss,
+                    loss_chunks=one(4, 8) if loss == "chunked" else 1,
+                    loss_parallel=tp == 1 or recipe or yes(),
                 ),
                 experts=experts,
                 overlap=Overlap(tensor=tp > 1 and compiled and yes(), gradients=True),

@@ -266,17 +266,19 @@ def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
     """Yield the LoRA matrices A and B of each adapter of a weight, sharded over tensor ranks.
 
     A column-parallel weight shards A along the LoRA rank; a row-parallel weight shards B along its
-    outputs (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
+    outputs (Megatron-Bridge peft/utils.py, ParallelLinearAdapter). torchtitan keeps both whole
+    (`_lora_adapter_sharding` of components/lora.py, release 0.3.0).
     """
     adapters, split = at.run.runtime.adapters, at.split
     if adapters is None:
         return
     ranks = split.etp if weight.expert else split.tp
     by_inputs = weight.name == "proj" or weight.name.endswith("fc2")
-    whole = weight.name.endswith("down")
+    replicated = at.run.kernels.module == "torchtitan"
+    whole = replicated or weight.name.endswith("down")
     number = 1 if weight.expert and adapters.shared_by_experts else weight.number
     for width in adapter_widths(at, weight):
-        rows = math.ceil(width / (ranks if by_inputs else 1))
+        rows = math.ceil(width / (ranks if by_inputs and not replicated else 1))
         rank = math.ceil(adapters.rank / (1 if by_inputs or whole else ranks))
         for name, shape in (("A", (rank, weight.shape[1])), ("B", (rows, adapters.rank))):
             yield Weight(

@@ -211,11 +211,12 @@ def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryIt
     of = {id(unit): _gathered(run, [unit]) for unit, _ in _runs(units)}
     sizes = [of[id(unit)] for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
-    gathers = max(pairs) - names.get("weights fetched ahead", 0)
+    gathers = max(pairs, default=0) - names.get("weights fetched ahead", 0)
     if run.runtime.states.flat:
         # FSDP1 gathers in place, two units ahead at most, and frees one when the compute stream is
         # through with it (`limit_all_gathers`, `record_stream` of fsdp/_runtime_utils.py)
-        gathers = max(of[id(unit)] for unit in units if unit.name == "layer")
+        layers = (of[id(unit)] for unit in units if unit.name == "layer")
+        gathers = max(layers, default=0)
     each = layout_of_run(run).gradients.each_bytes
     gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))

@@ -7,7 +7,7 @@ compiled layers as chosen by AOTAutograd's partitioner (torch 2.13).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.price.activations import (
     adapter_saved_bytes,
@@ -17,7 +17,7 @@ from autopar.price.activations import (
 )
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
-from autopar.training.adapters import Target, needs_input
+from autopar.training.adapters import Adapters, Target, needs_input
 
 Parts = Iterator[tuple[str, int]]
 
@@ -176,7 +176,8 @@ def _mixture(at: RankLayer) -> Parts:
 def gemm_outputs(at: RankLayer) -> tuple[tuple[str, int], ...]:
     """Return (name, output elements) of a layer's GEMMs in the order of its forward.
 
-    Router and grouped expert GEMMs are excluded because torchtitan recomputes them.
+    Router and grouped expert GEMMs are excluded because torchtitan recomputes them. A GEMM with an
+    adapter is followed by those of A and B.
     """
     layer, tp, tokens = at.layer, at.split.tp, at.tokens
     attention = attention_of(at)
@@ -201,7 +202,32 @@ def gemm_outputs(at: RankLayer) -> tuple[tuple[str, int], ...]:
         inner = width // tp
         rows += [("gate", inner), ("up", inner)] if layer.gates > 1 else [("up", inner)]
         rows.append(("down", layer.hidden))
+    adapters = at.run.runtime.adapters
+    if adapters is not None:
+        rows = [*_with_adapters(adapters, rows)]
     return tuple((name, tokens * size) for name, size in rows)
+
+
+_TARGETS: Mapping[str, Target] = {
+    "query": "query", "key": "key", "value": "value", "query down": "query",
+    "key-value down": "key", "key-value up": "key", "projection": "projection",
+    "gate": "fc1", "up": "fc1", "down": "fc2",
+}  # fmt: skip
+"""GEMM of `gemm_outputs` -> target of its adapter."""
+_B = " adapter B"
+
+
+def _with_adapters(
+    adapters: Adapters, rows: Sequence[tuple[str, int]]
+) -> Iterator[tuple[str, int]]:
+    """Yield GEMMs (name, outputs) with those of their adapters; queries, keys, values if fused."""
+    if adapters.fused and rows[1][0] == "key":
+        rows = [("query", sum(size for _, size in rows[:3])), *rows[3:]]
+    for name, size in rows:
+        yield name, size
+        if _TARGETS[name] in adapters.targets:
+            yield f"{name} adapter A", adapters.rank
+            yield f"{name}{_B}", size
 
 
 def _everyones_width(at: RankLayer) -> int:
@@ -221,9 +247,11 @@ def _by_op(at: RankLayer) -> Parts:
     element, compiled = at.element_bytes, at.run.kernels.compiled
     yield "layer input", input_bytes(at)
     rows = gemm_outputs(at)
+    summed = rows[-1][0].removesuffix(_B)
     for place, (name, elements) in enumerate(rows):
-        last = place == len(rows) - 1
-        if place % 2 == 0 and not (compiled and last):
+        # no backward needs the terms of a sum: of the residual, or with the output of B
+        unneeded = name == summed or name.endswith(_B)
+        if place % 2 == 0 and not (compiled and unneeded):
             yield f"{name} output", elements * element
     yield from _core(at)
     if at.split.splits_sequence:

@@ -43,9 +43,10 @@ class Adapters(Record):
 
     rank: int = 32
     targets: frozenset[Target] = frozenset(DENSE_TARGETS)
-    fused: bool = False
-    """True if queries, keys and values share one adapter, and so do both halves of a gated MLP,
-    where the engine has one matrix (Megatron's `linear_qkv`, `linear_fc1`)."""
+    fused: bool | Literal["qkv"] = False
+    """True if queries, keys and values share one adapter, and so do both halves of a gated MLP
+    (Megatron's `linear_qkv`, `linear_fc1`). `qkv`: only queries, keys and values do (torchtitan's
+    `wqkv`; `w1` and `w3` have an adapter each)."""
     shared_by_experts: bool = False
     """True if all experts of a rank share one adapter (Megatron-Bridge's default)."""
     base: BaseKind = "16 bits"
@@ -86,14 +87,15 @@ def adapted_widths(
     """Return the output width of each adapter of a matrix; empty without adapters.
 
     Each adapted part of a matrix, such as queries in the QKV matrix, has an adapter. With
-    `adapters.fused` all of them share one.
+    `adapters.fused` all of them share one; with `qkv` only queries, keys and values do.
 
     widths : (target, output width) of each part of the matrix.
     """
     if adapters is None:
         return ()
     chosen = [width for target, width in widths if target in adapters.targets]
-    if adapters.fused and chosen:
+    of_attention = bool(widths) and widths[0][0] in ("query", "key", "value")
+    if chosen and (of_attention if adapters.fused == "qkv" else adapters.fused):
         return (sum(chosen[1:], start=chosen[0]),)
     return tuple(chosen)
 

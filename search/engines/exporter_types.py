@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
@@ -40,10 +39,9 @@ class ExportTarget(Record):
     sizes are known."""
     spec: ModelSpec | None = None
     """Description of the model; None: not available."""
-    release: Literal["0.2", "0.3"] = "0.2"
-    """Release of torchtitan: 0.2 with job files (TOML), 0.3 with recipes in Python."""
     recomputed: frozenset[int] | None = None
-    """Numbers of the layers to recompute in a run with full recomputation; None: all layers."""
+    """Numbers of the layers to recompute in a run with full recomputation; None: the run is no
+    per-layer plan and recomputes all layers."""
     exchanges: tuple[str, ...] = ()
     """Value of `--cp-comm-type` for each layer, if layers differ; empty: one type, from the run."""
     exchange_degree: int = 1

@@ -71,6 +71,16 @@ class EngineContext(Record, dict=True):
         """Values that rules read and that do not depend on the candidate."""
         return job_values(self)
 
+    @cached_property
+    def _of_engines(self) -> dict[str, Mapping[str, Any]]:
+        return {}
+
+    def known(self, engine: EngineSpace) -> Mapping[str, Any]:
+        """Return the values of rules of an engine that do not depend on the candidate."""
+        if engine.name not in self._of_engines:
+            self._of_engines[engine.name] = {**self.values, **engine.said(self)}
+        return self._of_engines[engine.name]
+
 
 _UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
 """Pattern of GPU models without NVLink or without the NVIDIA kernels that use it. Custom cards are
@@ -138,7 +148,7 @@ class EngineSpace(Record):
     """Rules on runs that files of the engine's release can describe, over the values of `said`.
     Runs that were read from files are exempt."""
     said: Callable[[EngineContext], Mapping[str, Any]] = lambda job: {}
-    """Function (context) -> values of `writable` by name."""
+    """Function (context) -> values by name that only rules of this engine read."""
     left_out: tuple[str, ...]
     """Features of the engine that are not searched, with the option that uses them, if any."""
 
@@ -154,14 +164,14 @@ fields_of: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*_FIELDS)
 
 def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
     """Return the run of a candidate; raises RuleError with the constraints that it violates."""
-    refuse(engine.rules, values_of(job, choice))
+    refuse(engine.rules, values_of(engine, job, choice))
     return engine.launch(job, choice)
 
 
-def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
-    """Return the values that rules read, by name, for a candidate in a search context."""
+def values_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> dict[str, Any]:
+    """Return the values that rules of an engine read, by name, for a candidate."""
     given = dict(zip(_FIELDS, fields_of(choice), strict=True))
-    return {**job.values, **with_words(given)}
+    return {**job.known(engine), **with_words(given)}
 
 
 def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozenset[str]:
@@ -197,7 +207,7 @@ def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozense
         "overlap_experts": overlap.experts,
         "fp8": run.runtime.precision.fp8,
     }
-    found |= {one.id for one in broken(engine.rules, {**job.values, **with_words(given)})}
+    found |= {one.id for one in broken(engine.rules, {**job.known(engine), **with_words(given)})}
     # without expert ranks a search has one dispatcher
     flex = run.model.experts is not None and run.runtime.experts.dispatcher == "flex"
     if flex and (split.ep == 1 or "flex" not in engine.dispatchers(run.gpu)):
@@ -207,7 +217,7 @@ def beyond_search(engine: EngineSpace | None, run: Run, domain: int) -> frozense
 
 def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:
     """Return True if a candidate meets `engine.rules`; its degrees must divide the GPUs."""
-    return bool(holds_all(engine.rules, values_of(job, choice)))
+    return bool(holds_all(engine.rules, values_of(engine, job, choice)))
 
 
 def job_values(job: EngineContext) -> dict[str, Any]:
@@ -281,7 +291,7 @@ def adapter_limits(engine: EngineSpace, job: EngineContext) -> tuple[Notice, ...
         "zero": max(engine.zero),
         "tp_overlap": engine.overlaps_tensor(job, 2),
     }
-    return broken(_of_adapters(engine.rules), {**job.values, **most})
+    return broken(_of_adapters(engine.rules), {**job.known(engine), **most})
 
 
 def _of_adapters(rules: Iterable[Rule]) -> list[Rule]:

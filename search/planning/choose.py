@@ -188,8 +188,7 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
-    values = {**question.job.values, **engine.said(question.job)}
-    return ". ".join(one.text for one in broken(engine.writable, values))
+    return ". ".join(one.text for one in broken(engine.writable, question.job.known(engine)))
 
 
 def _unnamed(request: Request) -> str:

@@ -1,8 +1,9 @@
 """Files of written launches, read by the packages they are for.
 
 The packages are the dependency group `launches` (`pip install --group launches`), which has the
-last torchtitan with job files in the place of 0.3; a Python that has them elsewhere is named by
-AUTOPAR_EXPORTS_PYTHON. Megatron-Bridge is in no wheel that installs without a GPU.
+last torchtitan with job files in the place of 0.3, which is in the group `exports`; a Python that
+has them elsewhere is named by AUTOPAR_EXPORTS_PYTHON. Megatron-Bridge is in no wheel that installs
+without a GPU.
 """
 
 from __future__ import annotations
@@ -13,13 +14,25 @@ from pathlib import Path
 import pytest
 
 from autopar.pipeline.schedules import TORCH_NAMES
+from autopar.price.parameters import chunk_weights
+from autopar.records import replace
 from autopar.run.run import Run
+from autopar.run.strategy import Split, chunks_of_sizes, uniform_layers
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
+from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.names import harmless
 from search.engines.megatron.stages import parts_in_order
 from search.engines.text import flags_of, script_command
-from search.engines.torchtitan import write as torchtitan
+from search.engines.torchtitan.flavours import (
+    JOB_FILES,
+    MODELS,
+    RECIPES,
+    UNSHARDED,
+    adapted_modules,
+    linear_modules,
+)
+from search.engines.torchtitan.recipe import beyond_recipes
 from tests.e2e.test_export_packages import has, loaded
 from tests.run_cases import megatron_runs, some, titan_runs, torch_runs
 
@@ -83,12 +96,13 @@ def test_megatron_core_takes_the_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not (has("torchtitan", torchtitan.VERSION) and has("triton")),
-    reason=f"needs torchtitan {torchtitan.VERSION}, triton: pip install --group launches",
+    not (has("torchtitan", JOB_FILES) and has("triton")),
+    reason=f"needs torchtitan {JOB_FILES}, triton: pip install --group launches",
 )
 def test_torchtitan_parses_the_job_files(tmp_path: Path) -> None:
     """Its parser takes every key, its mesh every degree, and its flavours have the sizes."""
-    runs = some(titan_runs(), 60)
+    runs = [run for run in some(titan_runs(), 90) if beyond_recipes(run)]
+    assert len(runs) > 20
     folders = files_of(runs, "torchtitan", tmp_path)
     arguments = [
         f"{folder / 'autopar_torchtitan.toml'}:{run.strategy.gpus}"
@@ -123,6 +137,96 @@ def test_torchtitan_parses_the_job_files(tmp_path: Path) -> None:
             counts = [sum(name.startswith("layers.") for name in part) for part in result["stages"]]
             assert counts == [len(chunk.layers) for chunk in parts_in_order(strategy)]
             assert result["schedule"] == TORCH_NAMES[strategy.schedule]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not has("torchtitan", RECIPES),
+    reason=f"needs torchtitan {RECIPES}: pip install --group exports",
+)
+def test_torchtitan_builds_the_recipes(tmp_path: Path) -> None:
+    """Its mesh, batch and model are those of the run, and so are the weights that it trains."""
+    # fp8 needs torchao, the flex dispatcher DeepEP, and both a GPU
+    runs = [
+        run
+        for run in some(titan_runs(recipe=True), 90)
+        if not run.runtime.precision.fp8 and run.runtime.experts.dispatcher != "flex"
+    ]
+    assert sum(run.runtime.adapters is not None for run in runs) > 10
+    assert (True, True) in {(run.strategy.pp > 1, run.split.tp > 1) for run in runs}
+    folders = files_of(runs, "torchtitan", tmp_path)
+    arguments = [f"{folder}:{run.strategy.gpus}" for folder, run in zip(folders, runs, strict=True)]
+
+    results = loaded("load_recipes.py", arguments, tmp_path)
+
+    assert isinstance(results, list)
+    for run, result in zip(runs, results, strict=True):
+        split, strategy, kernels = run.split, run.strategy, run.kernels
+        adapters, staged = run.runtime.adapters, strategy.pp > 1
+        shards = strategy.dp // split.replicas
+        assert result["degrees"] == [
+            *(split.replicas, shards, split.cp, split.tp, strategy.pp, split.ep)
+        ]
+        assert result["reshard"] == ("always" if split.zero == 3 else "never")
+        whole = trained(replace(run, runtime=replace(run.runtime, adapters=None)))
+        # sinks of attention and biases of routers are not counted
+        assert result["parameters"] == pytest.approx(whole, rel=2e-7)
+        if adapters is None:
+            assert result["trained"] == result["parameters"]
+        else:
+            assert result["trained"] == trained(run)
+        wanted = () if adapters is None else adapted_modules(run.model, adapters.targets)
+        assert result["adapted"] == sorted(wanted)
+        assert (result["dtype"] == "bfloat16") is (run.runtime.optimizer.master_bytes == 0)
+        assert (result["precision"] == "float32") is (run.runtime.precision.kind == "fp32")
+        local = strategy.micro_batch * (strategy.micro_batches if staged else 1)
+        micro = strategy.micro_batch if staged else 1
+        assert result["batch"] == [local, strategy.global_batch, micro]
+        assert result["seq_len"] == run.seq_length
+        policies = {"none": None, "op": "SelectiveAC.Config", "full": "FullAC.Config"}
+        assert result["policy"] == policies[strategy.recomputed.kind]
+        assert ("model" in result["compiled"]) is kernels.compiled
+        assert result["chunks"] == (kernels.loss_chunks if kernels.loss == "chunked" else 1)
+        if staged:
+            assert result["schedule"] == TORCH_NAMES[strategy.schedule]
+            counts = [sum(name.startswith("layers.") for name in part) for part in result["stages"]]
+            assert counts == [len(chunk.layers) for chunk in parts_in_order(strategy)]
+
+
+def trained(run: Run) -> int:
+    """Return the number of trained weights of a whole model."""
+    layers, ends = uniform_layers(run.model.num_layers, Split())
+    chunks = chunks_of_sizes([run.model.num_layers], 1)
+    alone = replace(
+        run.strategy,
+        gpus=1,
+        layers=layers,
+        ends=ends,
+        stages=chunks,
+        schedule="1f1b",
+        global_batch=run.strategy.micro_batch,
+    )
+    weights = chunk_weights(replace(run, strategy=alone), chunks[0][0])
+    return sum(weight.elements for weight in weights if weight.trained)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not has("torchtitan", RECIPES),
+    reason=f"needs torchtitan {RECIPES}: pip install --group exports",
+)
+def test_modules_with_adapters_are_those_of_torchtitan(tmp_path: Path) -> None:
+    """The linear modules of each flavor, and those whose adapters it cannot build."""
+    names = [(name, size) for name in MODELS[RECIPES] for size in FLAVOURS[name]]
+
+    results = loaded("load_linears.py", [f"{name}:{size}" for name, size in names], tmp_path)
+
+    assert isinstance(results, list)
+    for (name, size), result in zip(names, results, strict=True):
+        model = flavour(name, size)
+        assert model is not None
+        assert set(result["linears"]) == linear_modules(model)
+        assert set(result["failed"]) == linear_modules(model) & UNSHARDED
 
 
 @pytest.mark.skipif(not has("deepspeed"), reason="needs deepspeed: pip install --group launches")

@@ -437,7 +437,8 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-Kind = Literal["plain", "hybrid", "sparse", "packed"]
+Kind = Literal["plain", "hybrid", "sparse", "packed", "recipe"]
+"""Kind of questions: of Megatron-LM's models alone, or of torchtitan's adapters (`recipe`)."""
 _OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse}
 """Models of Megatron-LM alone, by kind."""
 
@@ -457,16 +458,20 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if kind in _OF_MEGATRON:
-        if _training(seed).lora_rank is not None or seed % 8 == 2:
-            seed += 1
+    training = TrainingSettings(lora_rank=8) if kind == "recipe" else _training(seed)
+    if kind == "recipe":
+        engine, model = engine_space("torchtitan"), replace(model, tied=seed % 4 == 0)
+        schedules = tuple(draw.sample(engine.schedules, 3))
+    elif kind in _OF_MEGATRON:
+        if training.lora_rank is not None or seed % 8 == 2:
+            seed, training = seed + 1, _training(seed + 1)
         engine, model = spaces()[0], _OF_MEGATRON[kind](draw)
-    elif seed % 4 == 3 and _training(seed) in (TrainingSettings(), TrainingSettings(offload=1.0)):
+    elif seed % 4 == 3 and training in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
-    if seed % 4 == 1 and (engine is not spaces()[0] or model.experts is None):
+    if kind != "recipe" and seed % 4 == 1 and (engine is not spaces()[0] or model.experts is None):
         # limits the questions of mixtures with all remedies
         return None
     if engine.name == "torchtitan" and random.Random(seed).random() < 0.4:
@@ -487,7 +492,7 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = EngineContext(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
-        skew=draw.choice([None, None, 1.3]), training=_training(seed),
+        skew=draw.choice([None, None, 1.3]), training=training,
         domain=random.Random(f"links {seed}").choice([None, 2, 4, 8]),
         attended=seq * random.Random(seed).uniform(0.02, 0.9) if kind == "packed" else None,
     )  # fmt: skip

@@ -280,6 +280,15 @@ def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: in
     check(found, fresh(found))
 
 
+@pytest.mark.parametrize("seed", [*range(8), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 120)
+)])  # fmt: skip
+def test_the_answer_with_adapters_of_torchtitan_is_that_of_pricing_everything(seed: int) -> None:
+    """Eager or compiled, with one shard or more, in pipelines and with experts."""
+    found = question(seed, most=60, kind="recipe")
+    check(found, fresh(found))
+
+
 def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
     """Of GPipe's sweeps, whose forwards and backwards a slow host gives other shares then."""
     found = question(219, most=200)

@@ -37,6 +37,7 @@ _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 _TRAINED = (
     TrainingSettings(optimizer="adam8bit"),
     TrainingSettings(offload=1.0),
+    TrainingSettings(lora_rank=8),
     TrainingSettings(lora_rank=8, lora_base="nf4"),
 )
 _WITHOUT_ZERO = {("megatron", 2), ("torchtitan", 1), ("accelerate", 1)}
@@ -223,7 +224,7 @@ _HOLDS: dict[str, _Holds] = {
     "experts.none": lambda engine, job, v: job.model.experts is None and v.ep > 1,
     "experts.none-etp": lambda engine, job, v: job.model.experts is None and v.etp > 1,
     "experts.whole": lambda engine, job, v: v.experts % v.ep > 0,
-    "experts.width": lambda engine, job, v: job.model.experts.ffn % v.etp > 0,  # type: ignore[union-attr]
+    "experts.width": lambda engine, job, v: job.model.experts.width % v.etp > 0,  # type: ignore[union-attr]
     "batch.micro": lambda engine, job, v: v.micro_batch > v.largest_batch,
     "batch.whole": lambda engine, job, v: v.global_batch % (v.micro_batch * v.dp) > 0,
     "batch.stages": lambda engine, job, v: v.global_batch < v.micro_batch * v.dp * v.pp,
@@ -315,7 +316,6 @@ _HOLDS: dict[str, _Holds] = {
             "transformers.base-tensor",
             "accelerate.base-int8",
             "deepspeed.base-int8",
-            "torchtitan.adapters",
             "megatron.adapters.rank",
             "megatron.adapters.expert-rank",
             "megatron.adapters.fsdp",
@@ -323,8 +323,19 @@ _HOLDS: dict[str, _Holds] = {
         ),
         lambda engine, job, v: job.training.lora_rank is not None,
     ),
-    "megatron.adapters.base": lambda engine, job, v: job.training.lora_base != "bf16",
-    # release 0.2 has few models, and of small ones only those of torchtitan's tests
+    **dict.fromkeys(
+        ("megatron.adapters.base", "torchtitan.adapters.base"),
+        lambda engine, job, v: job.training.lora_base != "bf16",
+    ),
+    "torchtitan.adapters.latent": lambda engine, job, v: (
+        job.training.lora_rank == 8 and job.model.attention.latent is not None
+    ),
+    "torchtitan.adapters.fp8": lambda engine, job, v: v.fp8 and job.training.lora_rank == 8,
+    "torchtitan.recipe.ddp": lambda engine, job, v: v.zero == 0 and job.training.lora_rank == 8,
+    "torchtitan.recipe.copies": lambda engine, job, v: v.zero == 2 and v.dp_shard == v.cp == 1,
+    "torchtitan.recipe.etp": lambda engine, job, v: v.ep > 1 and v.etp > 1,
+    "torchtitan.recipe.chunks": lambda engine, job, v: job.seq % (8 * v.cp) > 0,
+    # torchtitan has few models, and of small ones only those of torchtitan's tests
     "torchtitan.flavour": lambda engine, job, v: job.model.num_layers < 6 or job.model.hidden > 256,
     "transformers.model": lambda engine, job, v: v.model_name == "small" and v.unwritable,
     "transformers.latent": lambda engine, job, v: job.model.attention.latent is not None,

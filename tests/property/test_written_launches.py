@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import InputError
+from autopar.price.account import account_of
 from autopar.run.run import Run
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
@@ -102,7 +103,16 @@ def test_each_flag_that_is_written_says_something() -> None:
 
 @often(40, 400, titan_runs())
 def test_torchtitan_says_all_of_a_launch(run: Run) -> None:
-    """The job file of a launch is that launch again."""
+    """The recipe of a launch, or else its job file, is that launch again."""
+    read_back(run, "torchtitan")
+
+
+@often(40, 400, titan_runs(recipe=True))
+def test_recipes_of_torchtitan_say_all_of_a_launch(run: Run) -> None:
+    """Read as the same launch of 0.3, with the same memory, with or without adapters."""
+    found = written(run, engine="torchtitan", place=place_of(run))
+    assert found.engine_version == "0.3.0"
+    assert account_of(found.runs) == account_of(run)
     read_back(run, "torchtitan")
 
 

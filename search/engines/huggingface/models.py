@@ -140,6 +140,8 @@ _DEEPSEEK: Mapping[str, _Entry] = {
 }
 FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "llama3": {
+        "1B": "llama32_1b",
+        "3B": "llama32_3b",
         "8B": "llama3-8b",
         "70B": "llama3-70b",
         "405B": "llama3-405b",
@@ -149,6 +151,7 @@ FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "llama4": {"17bx16e": "llama4-scout", "17bx128e": "llama4-maverick"},
     "deepseek_v3": _DEEPSEEK,
     "qwen3": _QWEN3,
+    "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }
 """Sizes or model name, by torchtitan's model name and flavor."""
 
@@ -164,6 +167,8 @@ def flavour(name: str, size: str) -> Model | None:
     if found is None:
         return None
     model = _model(found)
+    if name != "llama4":
+        return model
     # Only `irope` variants have chunked attention, with chunks of 8,192 tokens, so it is removed.
     layers, repeat = grouped(tuple(map(without_window, model.each_layer)))
     return replace(model, layers=layers, repeat=repeat)

@@ -33,6 +33,7 @@ from search.engines.reader import (
     world_size_of,
 )
 from search.engines.text import Configuration, named_text, read_configuration
+from search.engines.torchtitan.flavours import linear_modules
 from search.engines.torchtitan.read import (
     Generation,
     TitanDegrees,
@@ -118,7 +119,7 @@ class _File(Record):
     @property
     def asynchronous(self) -> bool:
         name = "enable_async_tensor_parallel"
-        return self.on(f"parallelism.{name}") or self.on(f"experimental.{name}")
+        return any(self.on(f"{one}.{name}") for one in ("compile", "parallelism", "experimental"))
 
     @property
     def float8(self) -> str:
@@ -138,7 +139,10 @@ def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
     degrees, section = file.degrees, file.float8
     values: dict[str, Any] = {
         **grid_values(degrees),
-        "replicas_alone": degrees.replicate > 1 and degrees.shard * degrees.cp == 1,
+        # 0.3 has no DDP.
+        "replicas_alone": degrees.replicate > 1
+        and degrees.shard * degrees.cp == 1
+        and file.generation != "0.3",
         "asynchronous": file.asynchronous,
         "compiled": file.compiled,
         "float8": section,
@@ -231,6 +235,8 @@ def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
     if run is not None:
         yield from _idle_of_model(file, run)
     yield from _idle_float8(file)
+    if file.generation == "0.3":
+        return
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
         why = "no sharding with tensor or pipeline ranks only"
         yield "training.mixed_precision_param", why
@@ -241,6 +247,9 @@ def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
 
 def _idle_of_model(file: _File, run: Run) -> Iterator[tuple[str, str]]:
     values = file.keys.values
+    names = {*(values.get("lora.target_modules") or [])} - linear_modules(run.model)
+    if names:
+        yield "lora.target_modules", f"{', '.join(sorted(names))}: no such module"
     for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
         degree = whole(values.get(f"parallelism.{key}", 1))
         if degree != 1 and run.model.experts is None:

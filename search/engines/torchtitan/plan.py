@@ -31,7 +31,8 @@ from search.engines.plans import (
     target_of,
     unsupported_modules,
 )
-from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
+from search.engines.torchtitan.flavours import RECIPES as VERSION
+from search.engines.torchtitan.recipe import beyond, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
 from search.engines.uniform_approximation import (
     DataMode,
@@ -137,7 +138,7 @@ def near(job: ExportJob) -> NearestPlan:
 
 
 def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
-    """Return the run of a plan from `near`, and the export target for a recipe of release 0.3.
+    """Return the run of a plan from `near`, and the export target for its recipe.
 
     A plan in fp16 becomes a run in bf16, because torchtitan does not train in fp16.
     """
@@ -155,4 +156,4 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     run = run_of_choice(OWN, job, choice)
     if not job.sequence_parallel:
         run = run_with_split(run, sequence_parallel=False)
-    return run, replace(target_of(job), release="0.3", recomputed=again)
+    return run, replace(target_of(job), recomputed=again)

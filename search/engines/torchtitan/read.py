@@ -39,11 +39,18 @@ from autopar.run.strategy import (
     recomputing,
     uniform_layers,
 )
+from autopar.training.adapters import Adapters
 from search.engines.arguments import Unpriced
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
 from search.engines.space import TORCH_EXPERTS
+from search.engines.torchtitan.flavours import (
+    UNSHARDED,
+    adapted_modules,
+    linear_modules,
+    targets_of,
+)
 from search.engines.torchtitan.rules import GRID, LOCAL_BATCH, WHOLE_STAGES
 
 Generation = Literal["2024", "2025", "0.2", "0.3"]
@@ -70,6 +77,7 @@ _KNOWN = frozenset(
         "parallelism.context_parallel_rotate_method", "parallelism.context_parallel_load_balancer",
         "parallelism.disable_loss_parallel", "parallelism.enable_async_tensor_parallel",
         "parallelism.enable_compiled_autograd", "parallelism.expert_parallel_comm_backend",
+        "parallelism.enable_sequence_parallel",
         "parallelism.expert_tensor_parallel_degree", "parallelism.module_fqns_per_model_part",
         "parallelism.pipeline_parallel_expert_parallel_overlap",
         "parallelism.pipeline_parallel_first_stage_less_layers",
@@ -103,6 +111,7 @@ _KNOWN = frozenset(
         # Of 0.3.
         "parallelism.context_parallel_ptrr_mask_key",
         "training.disable_cuda_graphs", "debug.moe_force_load_balance",
+        "compile.enable_async_tensor_parallel", "lora.alpha",
     }
 )  # fmt: skip
 """Valid keys that the reader looks up only if another setting makes them effective."""
@@ -255,7 +264,7 @@ def read_titan(
     micro, batch = _batch(keys, degrees, generation)
     schedule = _schedule(keys, degrees.pp)
     chunks = keys.number("loss.num_chunks", 1)
-    zero = _zero(keys, degrees)
+    zero = _zero(keys, degrees, generation)
     refuse(GRID, grid_values(degrees))
     layers, ends = uniform_layers(
         model.num_layers,
@@ -309,6 +318,7 @@ def read_titan(
                 quirks=Quirks(stage_outputs=generation not in _RECENT),
             ),
             experts=experts,
+            adapters=_adapters(keys, model),
         ),
         gpu=gpu,
     )
@@ -331,9 +341,40 @@ def _model(keys: Keys) -> Model:
 
 def _experts(keys: Keys, degrees: TitanDegrees) -> ExpertKernels:
     """Return the kernels of dispatch and combine: PyTorch's all-to-all or DeepEP."""
-    key = "parallelism.expert_parallel_comm_backend"
-    fused = degrees.ep > 1 and keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
+    known, key = ("standard", "deepep"), "parallelism.expert_parallel_comm_backend"
+    if keys.values.get("model.moe_comm_backend") in known:  # of 0.3
+        key = "model.moe_comm_backend"
+    fused = degrees.ep > 1 and keys.choice(key, known, "standard") == "deepep"
     return replace(TORCH_EXPERTS, dispatcher="flex") if fused else TORCH_EXPERTS
+
+
+def _adapters(keys: Keys, model: Model) -> Adapters | None:
+    """Return the adapters of `LoRAConverter`; None without one.
+
+    Names that match no module are ignored, as by torchtitan. Raises DocumentError if none matches
+    or if torchtitan cannot build an adapter, and UnpricedError for adapters that are not counted.
+    """
+    if not keys.has("lora.rank"):
+        return None
+    key, asked = "lora.target_modules", "Name modules of layers, such as wqkv, wo"
+    names, own = frozenset(keys.text(key).split(",")), linear_modules(model)
+    if not keys.has(key):
+        names = own
+    if names & own & UNSHARDED:
+        found = min(names & own & UNSHARDED)
+        raise keys.fail(key, f"adapters on {found} end with an AssertionError", asked)
+    if not names & own:
+        raise keys.fail(key, "matches no module, so nothing is trained", asked)
+    if "lm_head" in names or model.attention.latent is not None:
+        what = "adapters of the head are" if "lm_head" in names else "latent attention is"
+        raise keys.unpriced(key, f"{what} not counted", asked)
+    if keys.text("training.dtype", "float32") != "bfloat16":
+        problem = "frozen weights of 32 bits are not counted"
+        raise keys.unpriced("training.dtype", problem, "Use bfloat16")
+    targets = targets_of(names & own)
+    if set(adapted_modules(model, targets)) != names & own:
+        raise keys.unpriced(key, "one of w1, w3 without the other is not counted", "Name both")
+    return Adapters(rank=keys.number("lora.rank", 8), targets=targets, fused="qkv")
 
 
 def _optimizer(keys: Keys, zero: int) -> Optimizer:
@@ -470,15 +511,16 @@ def _graphs(keys: Keys, degrees: TitanDegrees, generation: Generation) -> Graphs
     return "full" if on and degrees.pp == degrees.ep == 1 else "none"
 
 
-def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
+def _zero(keys: Keys, degrees: TitanDegrees, generation: Generation) -> Literal[0, 2, 3]:
     """Return the ZeRO stage: 0 for replicas, 2 if weights stay gathered, 3 if they are resharded.
 
-    With pipeline stages the default is 2, so that micro-batches do not gather weights again.
+    With pipeline stages the default is 2, so that micro-batches do not gather weights again. Since
+    0.3 FSDP2 also copies weights that are not sharded (`apply_fsdp_to_decoder`).
     """
     policy = keys.choice(
         "parallelism.fsdp_reshard_after_forward", ("default", "always", "never"), "default"
     )
-    if degrees.shard * degrees.cp == 1:
+    if degrees.shard * degrees.cp == 1 and generation != "0.3":
         return 0
     if policy == "default":
         return 2 if degrees.pp > 1 else 3
@@ -603,10 +645,8 @@ def _listed(keys: Keys, model: Model) -> list[int]:
 
 
 def _async(keys: Keys) -> bool:
-    name = keys.first(
-        "parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel"
-    )
-    return keys.flag(name)
+    name = "enable_async_tensor_parallel"
+    return keys.flag(keys.first(f"compile.{name}", f"parallelism.{name}", f"experimental.{name}"))
 
 
 def _whole_loss(keys: Keys) -> bool:

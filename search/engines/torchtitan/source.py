@@ -26,6 +26,7 @@ from search.engines.text.python import (
     holds_unknown,
     unread,
 )
+from search.engines.torchtitan.rules import LOSS_CHUNKS
 
 DATA = Path(__file__).with_name("recipes.json")
 RELEASE = "0.3.0"
@@ -42,6 +43,7 @@ _CONVERTERS = {
     "MXFP8LinearConverter.Config": "quantize.linear.mx",
 }
 """Converter of a model -> its name in release 0.2."""
+_LORA = "LoRAConverter.Config"
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "CompileConfig": {"enable": False, "components": ["model", "loss"]},
     "TrainingConfig": {"seq_len": 2048, "local_batch_size": 8, "disable_cuda_graphs": False},
@@ -64,8 +66,6 @@ _READ = ("training", "parallelism", "compile", "debug")
 """Sections whose fields are keys of job files."""
 _SPEC = ("family", "flavor", "converters", "attn_backend", "model")
 """Arguments of `model_registry` that are read, or that change neither memory nor time much."""
-_CHUNKS = 8
-"""Default number of chunks of `ChunkedLossWrapper`."""
 
 
 class TitanKnown:
@@ -94,6 +94,9 @@ class TitanKnown:
             return Section(last, named)
         if last == "default_adamw":
             return Section("OptimizersContainer.Config")
+        if last == "decoder_vocab_size":
+            # It changes nothing, and the vocabulary is that of the model.
+            return Unknown(why="it is the vocabulary of the model", line=1)
         found = self._recipe(last) if not words and not named else None
         return NotImplemented if found is None else found
 
@@ -143,7 +146,7 @@ def read_config(config: Section) -> tuple[dict[str, Any], Section | None, dict[s
         unknown["activation_checkpoint"] = Unknown(why="its policy is not read", line=1)
     loss = config.fields.get("loss")
     if isinstance(loss, Section) and loss.name == "ChunkedLossWrapper.Config":
-        found["loss"] = {"num_chunks": loss.fields.get("num_chunks", _CHUNKS)}
+        found["loss"] = {"num_chunks": loss.fields.get("num_chunks", LOSS_CHUNKS)}
     spec = config.fields.get("model_spec")
     if not isinstance(spec, Section):
         unknown["model_spec"] = spec if isinstance(spec, Unknown) else Unknown(
@@ -158,6 +161,9 @@ def read_config(config: Section) -> tuple[dict[str, Any], Section | None, dict[s
     for one in converters if isinstance(converters, list) else [converters]:
         if not isinstance(one, Section):
             unknown["model_spec.converters"] = Unknown(why="a converter is not known", line=1)
+            continue
+        if one.name == _LORA:
+            found["lora"] = {"rank": 8, **one.fields}
             continue
         names.append(_CONVERTERS.get(one.name, one.name))
         if one.name == "Float8LinearConverter.Config":
@@ -243,7 +249,8 @@ def _packaged(name: str) -> Section | None:
             "family": model["name"],
             "flavor": model["flavor"],
             "converters": [
-                Section(names.get(one, one), float8) for one in model.get("converters", [])
+                *(Section(names.get(one, one), float8) for one in model.get("converters", [])),
+                *([Section(_LORA, document["lora"])] if "lora" in document else []),
             ],
         },
     )

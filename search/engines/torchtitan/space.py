@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import replace
@@ -20,11 +22,21 @@ from search.engines.space import (
     plain_dispatcher,
     torch_run,
 )
-from search.engines.torchtitan.rules import FLAVOURED, SPACE as SPACE_RULES
+from search.engines.torchtitan.flavours import (
+    JOB_FILES,
+    RECIPES,
+    flavour_of,
+    linear_modules,
+    needs_recipe,
+    targets_of,
+)
+from search.engines.torchtitan.rules import FLAVOURED, LOSS_CHUNKS, SPACE as SPACE_RULES
 
 
 def _torchtitan(job: EngineContext, choice: Candidate) -> Run:
-    return torch_run(
+    # Runs that need a recipe have its defaults: a loss in chunks, one fp8 scale per row.
+    recipe = job.known(SPACE)["recipe"]
+    run = torch_run(
         job,
         choice,
         "torchtitan",
@@ -35,24 +47,36 @@ def _torchtitan(job: EngineContext, choice: Candidate) -> Run:
             attention="flash",
             module="torchtitan",
             compiled=choice.compiled,
-            loss="compiled" if choice.compiled else "whole",
+            loss="chunked" if recipe else "compiled" if choice.compiled else "whole",
+            loss_chunks=LOSS_CHUNKS if recipe else 1,
             repeated_heads=True,
         ),
     )
+    runtime = run.runtime
+    if recipe and choice.precision == "fp8":
+        runtime = replace(runtime, precision=replace(runtime.precision, row_scales=True))
+    if runtime.adapters is not None:
+        own = targets_of(linear_modules(job.model))
+        runtime = replace(
+            runtime,
+            adapters=replace(runtime.adapters, targets=runtime.adapters.targets & own, fused="qkv"),
+            # Adapters and frozen weights have one type (`training.dtype`), here bf16.
+            optimizer=replace(runtime.optimizer, master_bytes=0, moments_bytes=4),
+        )
+    return replace(run, runtime=runtime)
 
 
 def _precisions(gpu: str) -> tuple[Precision, ...]:
     return tuple(one for one in device_precisions(gpu) if one in ("bf16", "fp8", "mxfp8"))
 
 
-def _said(job: EngineContext) -> dict[str, str]:
-    from search.engines.torchtitan.write import flavour_of
-
+def _said(job: EngineContext) -> dict[str, Any]:
+    recipe, problem = needs_recipe(job.model, job.training.lora_rank or 0), ""
     try:
-        flavour_of(job.model)
+        flavour_of(job.model, RECIPES if recipe else JOB_FILES)
     except UnsupportedError as error:
-        return {"flavour_problem": error.short}
-    return {"flavour_problem": ""}
+        problem = error.short
+    return {"recipe": recipe, "flavour_problem": problem}
 
 
 SPACE = EngineSpace(

@@ -1,8 +1,9 @@
-"""Writer of torchtitan job files for release 0.2 (TOML), or of recipes for 0.3.
+"""Writer of torchtitan recipes for release 0.3, or of job files (TOML) for 0.2.
 
-The keys come from `torchtitan/config/job_config.py` of the wheel of 0.2.2. Release 0.3 has Python
-recipes instead (`search.engines.torchtitan.recipe`). A job file selects a built-in model by name
-and flavor. `search.engines.torchtitan.read` reads job files back.
+A run is written for the newest release that can describe it: as a recipe in Python
+(`search.engines.torchtitan.recipe`), else as a job file. The keys of job files come from
+`torchtitan/config/job_config.py` of the wheel of 0.2.2. A job file selects a built-in model by
+name and flavor. `search.engines.torchtitan.read` reads job files back.
 """
 
 from __future__ import annotations
@@ -11,36 +12,34 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
-from autopar.run.architecture import Model
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels
 from autopar.run.strategy import Recomputed, Strategy
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
-from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
-from search.engines.torchtitan.recipe import recipe
+from search.engines.torchtitan.flavours import JOB_FILES, flavour_of, needs_recipe
+from search.engines.torchtitan.recipe import beyond_recipes, recipe
 from search.engines.words import one_line, required, shell_lines, torchrun
 
-VERSION = "0.2.2"
-_TITLE = f"torchtitan {VERSION}"
+_TITLE = f"torchtitan {JOB_FILES}"
 _FILE = "autopar_torchtitan.toml"
 _Section = dict[str, Any]
-_MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
-"""Model names of release 0.2.2; `FLAVOURS` also contains names of other releases."""
 
 
 def write(run: Run, place: ExportTarget) -> Draft:
-    """Return the job file or the recipe of a run and the command that starts it.
+    """Return the recipe or the job file of a run and the command that starts it.
 
     Raises InputError for a run of another engine. Raises UnsupportedError for a model that is no
-    flavor of torchtitan, or that a recipe cannot build.
+    flavor of torchtitan, or that a recipe cannot build, and for a run that neither release can
+    describe.
     """
-    refuse_others(run, _TITLE, ("torchtitan", "ddp"))
-    if place.release == "0.3":
+    refuse_others(run, "torchtitan", ("torchtitan", "ddp"))
+    adapters = run.runtime.adapters
+    needed = needs_recipe(run.model, 0 if adapters is None else adapters.rank)
+    if needed or place.recomputed is not None or not beyond_recipes(run):
         return recipe(run, place)
-    name, size = flavour_of(run.model)
+    name, size = flavour_of(run.model, JOB_FILES)
     document = {
         "job": {"dump_folder": "outputs", "description": one_line(f"{name} {size}, autopar")},
         "model": _model(run, name, size),
@@ -52,41 +51,11 @@ def write(run: Run, place: ExportTarget) -> Draft:
         **_quantize(run),
     }
     return Draft(
-        version=VERSION,
+        version=JOB_FILES,
         files={_FILE: f"# For {_TITLE}; other releases have other keys.\n{_toml(document)}"},
         launch=_command(place),
         notes=tuple(_notes(run)),
         entry=_FILE,
-    )
-
-
-def flavour_of(model: Model) -> tuple[str, str]:
-    """Return torchtitan's model name and flavor for the sizes of a model.
-
-    Raises UnsupportedError if no known flavor has these sizes.
-    """
-    names = [(name, size) for name in _MODELS for size in FLAVOURS[name]]
-    for name, size in names:
-        known = flavour(name, size)
-        if known is not None and _shape(known) == _shape(model):
-            return name, size
-    listed = ", ".join(f"{name} {size}" for name, size in names)
-    raise UnsupportedError(
-        f"{_TITLE} has no model of {model.num_layers} layers of width {model.hidden}",
-        remedy=f"Use one of its flavours: {listed}",
-    )
-
-
-def _shape(model: Model) -> tuple[object, ...]:
-    """Return the sizes and block types that identify a model, independent of its kernels."""
-    attention, experts, layer = model.attention, model.experts, model.last
-    heads = attention.heads if attention.latent is not None else attention.kv_heads
-    return (
-        *(model.hidden, model.dense_width, model.vocab, model.mixtures, layer.gates, layer.norm),
-        *(model.tied, layer.biases, attention.qkv_biases or layer.biases, model.positions),
-        *(attention.heads, heads, attention.width, attention.value_width, attention.latent),
-        *(attention.head_norms != "none", attention.window, model.mtp),
-        experts and (experts.number, experts.per_token, experts.width, experts.shared_width),
     )
 
 

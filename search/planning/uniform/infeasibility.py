@@ -37,7 +37,7 @@ from autopar.run.rules import (
 from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
 from search.engines.candidate import NONE, Candidate, Constraints, Precision
-from search.engines.space import EngineContext, EngineSpace, job_values, with_words
+from search.engines.space import EngineContext, EngineSpace, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]
@@ -215,7 +215,7 @@ def _rules(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
 
 def _known(engine: EngineSpace, job: EngineContext) -> dict[str, Any]:
     """Return the values in rules that depend only on engine and job."""
-    return {**job_values(job), "largest_batch": max(job.global_batches), **engine.said(job)}
+    return {**job.known(engine), "largest_batch": max(job.global_batches)}
 
 
 def _untrained(

@@ -192,7 +192,9 @@ class UniformSearchSpace:
         key = (way.ep, way.etp, self._deciding(way))
         if key not in self._legal:
             engine, job = self.prices.engine, self.prices.job
-            plain = values_of(job, Candidate(ep=way.ep, etp=way.etp, precision=way.precision))
+            plain = values_of(
+                engine, job, Candidate(ep=way.ep, etp=way.etp, precision=way.precision)
+            )
             arrays = {name: np.array([getattr(one, name) for one in laid]) for name in _LAID}
             rules = (*ANY, *engine.rules)
             found = np.full(len(laid), fill_value=True) & keeps(rules, {**plain, **arrays})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import DocumentError
+from autopar.training.adapters import DENSE_TARGETS, Adapters
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 from search.engines.torchtitan.read import read_titan
@@ -176,3 +177,76 @@ def test_a_recipe_of_the_package_is_read_back() -> None:
         found = read_source(path, f"{text}def f():\n    return {name}()\n")
         for key in ("training", "parallelism", "compile", "activation_checkpoint", "loss"):
             assert found.document.get(key) == document.get(key), (name, key)
+
+
+LORA = "LoRAConverter.Config(rank=16, target_modules={names})"
+BF16 = "cfg.training.dtype = 'bfloat16'"
+
+
+def adapted(names: str, *, flavor: str = "70B", more: str = BF16) -> str:
+    """Return the lines of a recipe with adapters."""
+    start = "from torchtitan.components.lora import LoRAConverter"
+    spec = f"model_registry('{flavor}', converters=[{LORA.format(names=names)}])"
+    return f"{start}\n    cfg.model_spec = {spec}\n    {more}"
+
+
+def test_adapters_of_a_recipe_have_the_type_of_the_model(tmp_path: Path) -> None:
+    """One for queries, keys and values, and one for each other module, all in bf16."""
+    file = python_file(tmp_path, adapted("['wqkv', 'wo', 'w1', 'w2', 'w3']"))
+    assert file.run is not None, file.findings
+    runtime = file.run.runtime
+    assert runtime.adapters == Adapters(rank=16, targets=frozenset(DENSE_TARGETS), fused="qkv")
+    assert (runtime.optimizer.master_bytes, runtime.optimizer.moments_bytes) == (0, 4)
+    assert not file.withdrawn
+
+
+def test_names_that_match_nothing_are_reported(tmp_path: Path) -> None:
+    """The recipe of 0.3.0 has such names, which torchtitan only warns of."""
+    file = python_file(tmp_path, adapted("['wq', 'wkv', 'wo']"))
+    assert file.run is not None, file.findings
+    assert file.run.runtime.adapters is not None
+    assert file.run.runtime.adapters.targets == {"projection"}
+    (said,) = texts(file, "no effect")
+    assert "wkv, wq: no such module" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (adapted("['wq']"), "matches no module, so nothing is trained"),
+        (adapted("None"), "adapters of the head are not counted"),
+        (adapted("['wqkv', 'lm_head']"), "adapters of the head are not counted"),
+        (adapted("['w1', 'w2']"), "one of w1, w3 without the other is not counted"),
+        (adapted("['wo']", more="pass"), "frozen weights of 32 bits are not counted"),
+    ],
+)
+def test_adapters_that_are_not_counted_have_no_price(lines: str, said: str, tmp_path: Path) -> None:
+    file = python_file(tmp_path, lines)
+    assert file.run is None
+    assert any(said in one.text for one in file.findings), file.findings
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("wkv_a", "end with an AssertionError"), ("wkv_b", "latent attention is not counted")],
+)
+def test_adapters_of_latent_attention(name: str, said: str, tmp_path: Path) -> None:
+    """LoRAConverter cannot split weights that tensor ranks replicate."""
+    lines = adapted(f"['{name}']", flavor="16B")
+    path = tmp_path / "mine.py"
+    text = (START + f"    cfg = llama3_70b()\n    {lines}\n    return cfg\n").replace(
+        "torchtitan.models.llama3 import", "torchtitan.models.deepseek_v3 import"
+    )
+    path.write_text(text, encoding="utf-8")
+    file = read_checked(str(path), world_size=64, gpu="h100-80gb")
+    assert file.run is None
+    assert any(said in one.text for one in file.findings), file.findings
+
+
+def test_fsdp2_copies_weights_without_shards(tmp_path: Path) -> None:
+    """One GPU and tensor ranks alone have no DDP in 0.3, and compute in bf16."""
+    file = python_file(tmp_path, "cfg.parallelism.tensor_parallel_degree = 8", gpus=8)
+    assert file.run is not None, file.findings
+    assert (file.run.split.zero, file.run.runtime.states.keeper) == (3, "torchtitan")
+    assert file.run.runtime.precision.kind == "bf16"
+    assert texts(file, "no effect") == []

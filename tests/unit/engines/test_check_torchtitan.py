@@ -258,6 +258,7 @@ def test_every_flavour_has_its_published_parameters(name: str) -> None:
         "deepseek_v3 671B": 671.0, "qwen3 0.6B": 0.596, "qwen3 1.7B": 1.72, "qwen3 4B": 4.02,
         "qwen3 8B": 8.19, "qwen3 14B": 14.77, "qwen3 32B": 32.76, "qwen3 30B-A3B": 30.53,
         "qwen3 235B-A22B": 235.1, "llama3 debugmodel": 0.006164,
+        "llama3 1B": 1.236, "llama3 3B": 3.213, "gpt_oss 20b": 20.91, "gpt_oss 120b": 116.8,
     }  # fmt: skip
     for size in FLAVOURS[name]:
         model = flavour(name, size)

@@ -390,7 +390,7 @@ def test_a_launch_script_is_exported(
     assert {
         "megatron": "--tensor-model-parallel-size 4",
         "megatron-bridge": "tensor_model_parallel_size=4",
-        "torchtitan": "tensor_parallel_degree = 4",
+        "torchtitan": "tensor_parallel_degree=4",
     }[engine] in texts
 
 

@@ -21,8 +21,10 @@ from autopar.price.torch_layers import (
     parts_without_recompute,
     recompute_bytes,
 )
+from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.run import Run, run_with_split
+from autopar.training.adapters import Adapters
 from search.engines.huggingface.models import flavour
 from tests.runs import decoder, torch_run
 
@@ -152,3 +154,24 @@ def test_a_periodic_model_peaks_at_its_ends(
     assert len(every) > 120
     assert len(short) < 60
     assert max(one.num_bytes for one in short) == max(one.num_bytes for one in every)
+
+
+def test_gemms_of_adapters_are_counted_by_selective_recomputation() -> None:
+    """torchtitan's `op` counts every matrix product in order: base, A and B, one for wqkv."""
+    targets = frozenset({"query", "key", "value", "fc2"})
+
+    def adapted(**more: Any) -> Run:
+        run = _run(recompute="op", **more)
+        adapters = Adapters(rank=8, targets=targets, fused="qkv")  # type: ignore[arg-type]
+        return replace(run, runtime=replace(run.runtime, adapters=adapters))
+
+    names = [name for name, _ in gemm_outputs(adapted().rank_layers[0])]
+    assert names == [
+        *("query", "query adapter A", "query adapter B", "projection", "gate", "up"),
+        *("down", "down adapter A", "down adapter B"),
+    ]
+    # of these, every second output: query, B, gate, down, B; and input, attention and its softmax
+    wide = H + 2 * KV
+    assert _saved(adapted()) == H + H + ROWS + wide + wide + F + H + H
+    # sums need no terms
+    assert _saved(adapted(compiled=True)) == H + H + ROWS + wide + F

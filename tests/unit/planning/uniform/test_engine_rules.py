@@ -155,7 +155,10 @@ def test_the_rule_that_a_remedy_keeps_is_found_at_once(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"engine": "torchtitan", "lora": "16", **_WHOLE}, "torchtitan 0.2 has no adapters"),
+        (
+            {"engine": "torchtitan", "lora": "16", "lora-base": "nf4", **_WHOLE},
+            "torchtitan 0.3 has no base weights in nf4",
+        ),
         ({"engine": "torchtitan", "optimizer": "adam8bit", **_WHOLE}, "8-bit Adam"),
         ({"engine": "torchtitan", "optimizer": "adam-bf16", **_WHOLE}, "Megatron-Core"),
         ({"engine": "accelerate", "optimizer": "adam-bf16"}, "Megatron-Core"),
@@ -190,6 +193,9 @@ def test_what_a_trainer_does_not_train_is_an_input_error(
         {"engine": "deepspeed", "offload-optimizer": "0.5"},
         {"engine": "accelerate", "offload-optimizer": "1"},
         {"engine": "accelerate", "lora": "16"},
+        {"engine": "torchtitan", "lora": "16"},
+        {"engine": "torchtitan", "lora": "16", "hardware": "h100:1x1"},
+        {"engine": "torchtitan", "lora": "16", "tp": "8", "offload-optimizer": "1"},
     ],
 )
 def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
@@ -199,7 +205,8 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
     found = answer(question).best
     assert found is not None
     assert found.best is not None
-    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
+    gpus = found.best.run.strategy.gpus
+    place = ExportTarget(num_nodes=1, gpus_per_node=gpus, model="qwen3-8b")
     files = written(found.best.run, engine=found.engine.name, place=place)  # type: ignore[arg-type]
     assert [one for one in files.losses if "vocab" not in one.what] == []
 
@@ -222,7 +229,15 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
          "transformers.base-experts"),
         ({"engine": "accelerate", "model": "gpt-6.7b"}, "transformers.model"),
         ({"engine": "accelerate", "zero": "0", "cp": "2"}, "accelerate.context-shards"),
-        ({"engine": "torchtitan"}, "torchtitan.adapters"),
+        ({"engine": "torchtitan", "lora-base": "int8"}, "torchtitan.adapters.base"),
+        ({"engine": "torchtitan", "precision": "fp8"}, "torchtitan.adapters.fp8"),
+        ({"engine": "torchtitan", "model": "deepseek-v2-lite", "num-layers": "27"},
+         "torchtitan.adapters.latent"),
+        ({"engine": "torchtitan", "zero": "0"}, "torchtitan.recipe.ddp"),
+        ({"engine": "torchtitan", "zero": "2", "tp": "8"}, "torchtitan.recipe.copies"),
+        ({"engine": "torchtitan", "seq-length": "1020"}, "torchtitan.recipe.chunks"),
+        ({"engine": "torchtitan", "model": "qwen3-30b-a3b", "num-layers": "48", "tp": "2"}
+         | {"ep": "4", "etp": "2"}, "torchtitan.recipe.etp"),
     ],
 )  # fmt: skip
 def test_adapters_are_what_files_of_the_trainer_can_say(

@@ -212,6 +212,7 @@ _DENSE = {
         ("megatron", {"tp": "4", "tp-overlap": "0"}, {"tp_overlap": False}),
         ("megatron", {"dp-replicate": "2", "cp": "2"}, {"dp_replicate": 2, "zero": 1}),
         ("torchtitan", {"dp-replicate": "2", "zero": "3"}, {"dp_replicate": 2}),
+        ("torchtitan", {"lora": "16", "tp": "2", "pp": "2"}, {"tp": 2, "pp": 2}),
         ("torchtitan", {"dp-replicate": "2", "schedule": "zbv"}, {"dp_replicate": 2, "pp": 2}),
         ("accelerate", {"dp-replicate": "4", "zero": "3"}, {"dp_replicate": 4}),
         ("accelerate", {"dp-replicate": "2", "zero": "3", "cp": "2"}, {"dp_replicate": 2}),
@@ -235,8 +236,7 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
     (written,) = Path("configs").glob("autopar_plan_*.json")
     assert export.run([str(written), "--out", "out"]) == 0
     capsys.readouterr()
-    file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
-    read = [f"out/{file}", "--hardware", asked["hardware"]]
+    read = ["out/launch.sh", "--hardware", asked["hardware"]]
     assert check.run([*read, "--json", "-"]) == 0
     (checked,) = json.loads(capsys.readouterr().out)["launches"]
     assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
