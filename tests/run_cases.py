@@ -496,11 +496,16 @@ def titan_runs(draw: st.DrawFn, *, recipe: bool = False) -> Run:
 
 
 @st.composite
-def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -> Run:
-    """Return a run of a script of Hugging Face's, sharded by DeepSpeed or by accelerate."""
+def torch_runs(
+    draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"], trl: bool = False
+) -> Run:
+    """Return a run of a script of Hugging Face's, sharded by DeepSpeed or by accelerate.
+
+    trl : True for TRL's own script, which has no tensor ranks.
+    """
     d = _Draw(draw)
     one, yes = d.one, d.yes
-    tp = one(1, 1, 2)
+    tp = one(1, 1, 2) if not trl else 1
     cp = one(1, 1, 2) if keeper == "accelerate" else 1
     zero = one(0, 1, 2, 3) if keeper == "deepspeed" else one(0, 2, 3) if cp == 1 else one(2, 3)
     if keeper == "deepspeed" and tp > 1:
@@ -513,7 +518,8 @@ def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -
     dp = replicas * shard
     layers, heads = one(2, 5), one(8, 16)
     qkv_biases = yes()
-    kind, number, micro = one("bf16", "fp16", "fp32"), one(1, 3), one(1, 4)
+    kind = one("bf16", "fp16", *(() if trl else ("fp32",)))
+    number, micro = one(1, 3), one(1, 4)
     checkpoint = one("none", "full")
     contiguous = yes()
     buckets = Buckets(
@@ -585,8 +591,8 @@ def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -
                 attention="flash",
                 module="transformers",
                 compiled=yes(),
-                repeated_heads=yes(),
-                loss="whole",
+                repeated_heads=yes() or (trl and cp > 1),
+                loss="trl" if trl else "whole",
                 loss_parallel=False,
             ),
             overlap=Overlap(gradients=True),

@@ -108,6 +108,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         graphs="partial" if runtime.kernels.graphs == "attention" else runtime.kernels.graphs,
         low_precision_attention=precision.fp8_attention,
         low_precision_head=precision.fp8_head,
+        tiled_loss=runtime.kernels.loss == "trl",
         fused_rotary=runtime.kernels.fused_rotary,
         fused_experts=mixed and experts.fused_mlp,
         skew=skew if not mixed or experts.skew is None else experts.skew,

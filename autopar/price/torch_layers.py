@@ -325,7 +325,8 @@ def backward_gradients_bytes(at: RankLayer) -> int:
 def final_bytes(run: Run) -> int:
     """Return the bytes saved by the final norm, and of its gathered output, the head's input."""
     norm = _norm_of_stream(run, run.sequence_parallel_tokens)
-    if run.runtime.adapters is not None:
+    # TRL's loss computes the head again, so that it also saves the input of a frozen one
+    if run.runtime.adapters is not None and run.kernels.loss != "trl":
         return norm
     return norm + run.tokens * run.model.hidden * run.element_bytes
 

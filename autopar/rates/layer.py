@@ -583,6 +583,11 @@ def embedding_times(
     return (KernelTime("embedding", "embedding", "memory", forward, backward),)
 
 
+_TILED_LOSS_BYTES = (2.0, 4.0)
+"""Bytes per 16-bit logit that the kernels of TRL's loss read in the forward pass, and read and
+write in the backward pass (`trl/kernels/chunked_logprob.py` of 1.16)."""
+
+
 def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
     """Return kernel times of final norm, head and loss; `tokens` as in `embedding_times`.
 
@@ -597,14 +602,12 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"] and not job.low_precision_head:
         plain = replace(job, precision="bf16", row_scales=False)
     parts = list(linear_parts(machine, plain, "head", "head", n, columns, hidden))
+    moved = [machine.stack.element_bytes("cross_entropy", backward=side) for side in (False, True)]
+    if job.tiled_loss:
+        parts = [part._replace(input_s=part.input_s + part.forward_s) for part in parts]
+        moved = list(_TILED_LOSS_BYTES)
     forward, backward = (
-        cross_entropy_s(
-            machine.kernels,
-            n,
-            columns,
-            bytes_per_logit=machine.stack.element_bytes("cross_entropy", backward=side),
-        )
-        for side in (False, True)
+        cross_entropy_s(machine.kernels, n, columns, bytes_per_logit=each) for each in moved
     )
     parts.append(KernelTime("loss", "loss", "memory", forward, backward))
     elements = n * hidden / (job.tp if job.sequence_parallel else 1)

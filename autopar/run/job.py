@@ -138,6 +138,8 @@ class Job(Record):
     low_precision_attention: bool = False
     low_precision_head: bool = False
     """True if the head runs in the low precision of the layers."""
+    tiled_loss: bool = False
+    """True if head and loss run in tiles, and the head again in the backward pass (TRL)."""
     fused_rotary: bool = True
     """True if rotary positions are applied by one kernel."""
     graphs: Literal["none", "partial", "full"] = "none"

@@ -128,7 +128,7 @@ class ExportSpec:
         None,
         help="engine of the written files",
         panel=_EXPORT,
-        choices=(*EXPORTERS, "megatron-bridge"),
+        choices=tuple(dict.fromkeys((*EXPORTERS, *WRITERS))),
     )
     source: str | None = option(
         None,

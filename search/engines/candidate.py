@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr
 
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import Record, replace
+from autopar.run.architecture import Mlp, Model
 from autopar.run.plan import Module
 from autopar.run.rules import Rule, refuse
 from autopar.run.run import Run
@@ -27,7 +28,7 @@ from autopar.run.strategy import (
     Strategy,
     recomputing,
 )
-from autopar.training.adapters import DENSE_TARGETS, TARGETS, Adapters, BaseKind
+from autopar.training.adapters import DENSE_TARGETS, TARGETS, Adapters, BaseKind, Target
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Precision of GEMMs: 16 bits; 8 bits with a scale per tensor, per block of 128, or per 32
@@ -240,6 +241,8 @@ BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf
 class TrainingSettings(Record):
     """Adapter and optimizer settings of a run."""
 
+    sft: bool = False
+    """True if all weights are trained by TRL's script."""
     lora_rank: int | None = None
     """Rank of LoRA adapters with frozen base weights; None: all weights are trained."""
     lora_base: BaseName = "bf16"
@@ -248,9 +251,16 @@ class TrainingSettings(Record):
     """Fraction of the optimizer states stored and updated on the host, 0 to 1."""
 
     @property
+    def fine_tunes(self) -> bool:
+        """True if engines of transformers models train with TRL's script."""
+        return self.sft or self.lora_rank is not None
+
+    @property
     def words(self) -> str:
         """Command-line options of the settings that differ from the defaults; may be empty."""
         found = []
+        if self.sft and self.lora_rank is None:
+            found.append("--sft")
         if self.lora_rank is not None:
             found.append(f"--lora {self.lora_rank}")
             if self.lora_base != "bf16":
@@ -263,6 +273,9 @@ class TrainingSettings(Record):
 
 
 TRAINING = (
+    Rule("training.sft", ("engine", "sft"),
+         lambda engine, sft: sft * (engine not in ("deepspeed", "accelerate")),
+         "TRL's script does not train with {engine}"),
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
          "{engine} has no block-scaled 8-bit Adam"),
@@ -292,6 +305,7 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         TRAINING,
         {
             "engine": engine,
+            "sft": training.sft and training.lora_rank is None,
             "optimizer": training.optimizer,
             "offload": training.offload,
             "zero": zero,
@@ -313,13 +327,13 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
             # FSDP offloads weights, gradients and optimizer states together.
             offload_weights=torch and engine != "deepspeed",
         )
-    adapters = None
+    adapters, kernels = None, run.kernels
     if training.lora_rank is not None:
         # Megatron-Bridge finds modules by name, so that MLP targets include the experts.
         experts = not torch and run.model.experts is not None
         adapters = Adapters(
             rank=training.lora_rank,
-            targets=frozenset(TARGETS if experts else DENSE_TARGETS),
+            targets=frozenset(TARGETS) if experts else linear_targets(run.model),
             base=BASES[training.lora_base],
             # Megatron-LM fuses query, key and value projections, and gate and up projections.
             fused=not torch,
@@ -329,4 +343,15 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
             # TRL casts adapters of quantised weights to bf16; FSDP2 leaves them so
             moments = 4 if optimizer.kind == "adam" else optimizer.moments_bytes
             optimizer = replace(optimizer, master_bytes=0, moments_bytes=moments)
-    return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))
+    if training.fine_tunes and kernels.module == "transformers":
+        # Exports start TRL's script (`search.engines.huggingface.trl`).
+        kernels = replace(kernels, loss="trl")
+    own = replace(runtime, optimizer=optimizer, adapters=adapters, kernels=kernels)
+    return replace(run, runtime=own)
+
+
+def linear_targets(model: Model) -> frozenset[Target]:
+    """Return the matrices of a model that are linear layers in PyTorch, which experts are not."""
+    parts = [one.mlp for one in model.kinds]
+    dense = any(isinstance(one, Mlp) or (one is not None and one.shared_width > 0) for one in parts)
+    return frozenset(one for one in DENSE_TARGETS if dense or not one.startswith("fc"))

@@ -38,6 +38,8 @@ class Engine(Record):
     the model or the layer partition of the run."""
     starts: tuple[str, ...] = ()
     """Names of other engines whose runs can be exported to this engine."""
+    as_run: Callable[..., Any] | None = None
+    """Function (run of an engine of `starts`) -> the run as this engine trains it; None: equal."""
     tuner: str = ""
     """Name of the engine whose files train adapters; empty: the engine itself, or none."""
     spaces: Callable[[], Any] | None = None

@@ -249,6 +249,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "nvlinked": nvlinked(job.gpu),
         "one_queue": needs_one_queue(job.gpu),
         "model_name": job.name,
+        "fine_tunes": job.training.fine_tunes,
         **adapter_values(job.training.lora_rank or 0, job.training.lora_base),
     }
 
@@ -449,6 +450,12 @@ PLAIN_RULES = (
          "{lora_base}", level="unpriced"),
 )  # fmt: skip
 """Rules of engines that train models of Hugging Face transformers."""
+TRL_TENSOR = Rule(
+    "transformers.trl-tensor", ("fine_tunes", "tp"),
+    lambda trl, tp: trl * (tp > 1),
+    "no argument of TRL's script sets tensor ranks, got tp({tp})",
+)  # fmt: skip
+"""Rule of searched candidates that exports train with TRL's script."""
 
 
 CONFIGURED = (

@@ -76,7 +76,7 @@ ENGINES: tuple[Engine, ...] = (
     Engine(
         name="megatron-bridge",
         title="Megatron-Bridge",
-        forms="script of its launchers, recipe in Python, overrides or YAML",
+        forms="script, recipe or YAML",
         owns=function_of("bridge.read.is_bridge"),
         read=function_of("bridge.check.read"),
         card=function_of("bridge.check.card"),
@@ -97,6 +97,28 @@ ENGINES: tuple[Engine, ...] = (
         "huggingface",
         "YAML or script",
         starts=("deepspeed",),
+        asks_for_batch=True,
+    ),
+    Engine(
+        name="llamafactory",
+        title="LLaMA-Factory",
+        forms="YAML",
+        owns=function_of("tuners.check.owns_llamafactory"),
+        read=function_of("tuners.check.read_llamafactory"),
+        write=function_of("tuners.llamafactory.write"),
+        starts=("accelerate", "deepspeed"),
+        as_run=function_of("huggingface.transformers.as_trainer"),
+        asks_for_batch=True,
+    ),
+    Engine(
+        name="axolotl",
+        title="axolotl",
+        forms="YAML",
+        owns=function_of("tuners.check.owns_axolotl"),
+        read=function_of("tuners.check.read_axolotl"),
+        write=function_of("tuners.axolotl.write"),
+        starts=("accelerate", "deepspeed"),
+        as_run=function_of("huggingface.transformers.as_trainer"),
         asks_for_batch=True,
     ),
     _layered("paddlenlp", "PaddleNLP"),
@@ -125,6 +147,15 @@ def writer_of(name: str, run: Run) -> str:
     """Return the engine whose files train a run of the engine with a name of ENGINES."""
     tuner = engine_named(name).tuner if run.runtime.adapters is not None else ""
     return tuner or name
+
+
+def as_trained(name: str, run: Run) -> Run:
+    """Return a run as the engine with a name of ENGINES trains it, such as with another loss."""
+    own = engine_named(name)
+    if own.as_run is None:
+        return run
+    found: Run = own.as_run(run)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from autopar.errors import DocumentError, InputError, OptionError, UnsupportedEr
 from autopar.price.assessment import Assessment, Target, assess
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
+from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_probability, format_seconds
@@ -39,6 +40,7 @@ from search.engines.plans import (
 from search.engines.space import EngineSpace, run_of
 from search.engines.table import (
     EXPORTERS,
+    as_trained,
     engine_named,
     engine_space,
     planned_as,
@@ -170,6 +172,18 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
             "why": untimed,
         }
         assessment = after
+    if as_trained(engine, run) != run:
+        before = assessment
+        run, assessment = _trained(stored, run, engine, target)
+        changes = (_change(before, assessment, own.title),)
+        micro, was = run.strategy.micro_batch, stored.run.strategy.micro_batch
+        if micro != was:
+            changes = (*changes, f"micro-batch {micro} instead of {was}, which does not fit")
+        price = {
+            "before": _timed(before, target),
+            "after": _timed(assessment, target),
+            "why": assessment.untimed,
+        }
     found = written(run, engine=engine, place=place)
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
@@ -193,10 +207,29 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         changes=changes,
         too_large=too_large,
         price=price,
-        search=_search_of(stored, engine) if too_large else "",
+        # a search prices the run of its engine, not that of an engine which starts it
+        search=_search_of(stored, engine) if too_large and engine_named(engine).spaces else "",
         rates=rates,
         samples_per_s=samples_per_s,
     )
+
+
+def _trained(stored: StoredRun, run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:
+    """Return a run as an engine trains it, and its price; with a smaller micro-batch if it fits.
+
+    run : the stored run, or its conversion. Only a searched run has others with equal settings.
+    """
+    found = as_trained(engine, run)
+    price = assess(found, target)
+    own = engine_space(stored.engine, compiled=stored.choice.compiled)
+    if price.fits(target) or run_of(own, stored.question.job, stored.choice) != run:
+        return found, price
+    for micro in reversed(divisors(stored.choice.micro_batch)[:-1]):
+        smaller = run_of(own, stored.question.job, replace(stored.choice, micro_batch=micro))
+        other = as_trained(engine, smaller)
+        if (other_price := assess(other, target)).fits(target):
+            return other, other_price
+    return found, price
 
 
 def _of_other(stored: StoredRun, engine: str) -> tuple[ConvertedRun, EngineSpace]:

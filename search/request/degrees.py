@@ -216,6 +216,12 @@ class DegreeOptions:
         high=1000.0,
     )
 
+    sft: bool | None = option(
+        None,
+        help="fine-tune all weights with TRL's script (deepspeed, accelerate)",
+        panel=_TRAINING,
+        shown="the script of the user, or --lora",
+    )
     lora: int | None = option(
         None,
         help="LoRA rank; all other weights are frozen",
@@ -276,6 +282,7 @@ def fixed_of(options: DegreeOptions) -> Constraints:
 def training_of(options: DegreeOptions) -> TrainingSettings:
     """Return the trained parameters (all or LoRA) and the optimizer settings."""
     return TrainingSettings(
+        sft=bool(options.sft),
         lora_rank=options.lora,
         lora_base=options.lora_base or "bf16",
         optimizer=options.optimizer or "adam",

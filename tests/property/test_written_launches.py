@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.errors import InputError
+from autopar.errors import InputError, UnsupportedError
 from autopar.price.account import account_of
 from autopar.run.run import Run
 from search.engines.differences import without_effect
@@ -13,6 +13,7 @@ from search.engines.files import checked, written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.read import read_run
 from search.engines.megatron.write import environment_of
+from search.engines.table import as_trained
 from search.engines.text import flags_of, script_command
 from tests.often import often
 from tests.run_cases import megatron_runs, some, titan_runs, torch_runs
@@ -126,6 +127,35 @@ def test_deepspeed_says_all_of_a_launch(run: Run) -> None:
 def test_accelerate_says_all_of_a_launch(run: Run) -> None:
     """The configuration of a launch for accelerate, whose plug-in receives DeepSpeed's settings."""
     read_back(run, "accelerate")
+
+
+@often(30, 300, torch_runs(keeper="accelerate", trl=True))
+def test_accelerate_says_all_of_a_fine_tuning(run: Run) -> None:
+    """TRL's sft.yaml and the file of accelerate are that run again, at the price of its loss."""
+    read_back(run, "accelerate")
+
+
+@often(30, 300, torch_runs(keeper="deepspeed", trl=True))
+def test_deepspeed_says_all_of_a_fine_tuning(run: Run) -> None:
+    """TRL's sft.yaml and the file of DeepSpeed are that run again, for both of its launchers."""
+    read_back(run, "deepspeed")
+    read_back(run, "accelerate")
+
+
+@often(
+    30, 300, torch_runs(keeper="accelerate", trl=True) | torch_runs(keeper="deepspeed", trl=True)
+)
+def test_other_programs_say_all_of_a_fine_tuning(run: Run) -> None:
+    """YAML of LLaMA-Factory and axolotl is the run as their Trainer prices it, with all logits."""
+    for engine in ("llamafactory", "axolotl"):
+        trained = as_trained(engine, run)
+        plain = run.split.zero == 0 and run.runtime.states.keeper == "accelerate"
+        full = plain and run.runtime.adapters is None
+        if run.split.cp > 1 or (engine == "axolotl" and (full or run.split.replicas > 1)):
+            with pytest.raises(UnsupportedError, match=r"context|16 bits|HSDP"):
+                read_back(trained, engine)
+        else:
+            read_back(trained, engine)
 
 
 @pytest.mark.whole

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from search.engines.huggingface.script import (
     batching_of,
     classified,
     program_of,
+    program_of_document,
+    reads_yaml,
+    written_flags,
 )
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.megatron.read import ReadRun
@@ -46,7 +50,6 @@ from search.engines.reader import (
 )
 from search.engines.text import (
     Configuration,
-    flags_of_document,
     named_path,
     named_text,
     read_configuration,
@@ -71,8 +74,9 @@ CONFIGURATIONS = ("deepspeed", "deepspeed-config", "ds-config")
 
 def configuration_flag(source: Configuration) -> str | None:
     """Return the JSON file of DeepSpeed that a script passes, else None."""
+    flags = all_flags(source)
     for flag in CONFIGURATIONS:
-        for word in (source.flags or {}).get(flag, ()):
+        for word in flags.get(flag, ()):
             if word.endswith(".json"):
                 return word
     return None
@@ -80,36 +84,61 @@ def configuration_flag(source: Configuration) -> str | None:
 
 def owns(source: Configuration) -> bool:
     """Return True if a file is a DeepSpeed configuration or a script that starts DeepSpeed."""
-    document = source.document
+    document, flags = source.document, source.flags or {}
     if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
         return True
-    flags, command = source.flags or {}, source.command
-    if command is None or "hidden-size" in flags:
+    with suppress(DocumentError):  # of a YAML file that is no YAML
+        flags = all_flags(source)
+    command = source.command
+    if "hidden-size" in flags or not (command or program_of_document(document)):
         return False  # Megatron-DeepSpeed, which has the arguments of Megatron-LM
-    starts = any(Path(word).name == "deepspeed" for word in command.before)
+    starts = command is not None and any(Path(word).name == "deepspeed" for word in command.before)
     return starts or any(flag in flags for flag in CONFIGURATIONS)
+
+
+def all_flags(source: Configuration) -> Flags:
+    """Return the arguments of a script by flag, with those of its YAML file, which count less.
+
+    The file is that of `--config`, as TRL reads it, or the first argument of LLaMA-Factory and
+    axolotl, where `KEY=VALUE` overrides it. A document of such a program has only arguments.
+
+    Raises DocumentError if the YAML file cannot be read.
+    """
+    if source.command is None:
+        known = program_of_document(source.document)
+        return written_flags(source.document) if known else {}
+    flags, path = dict(source.flags or {}), yaml_file(source)
+    if path is None:
+        return flags
+    flags.pop("config", None)
+    given = (word.partition("=") for word in source.command.arguments)
+    over = {key.replace("_", "-"): (value,) for key, equals, value in given if equals}
+    over = {key: words for key, words in over.items() if not key.startswith("-")}
+    return {**written_flags(read_configuration(path).document), **over, **flags}
+
+
+def yaml_file(source: Configuration) -> Path | None:
+    """Return the YAML file with the arguments of a script; None if there is none."""
+    command = source.command
+    if command is None:
+        return None
+    names = [*(source.flags or {}).get("config", ())[:1]]
+    if reads_yaml(command.program):
+        names += [word for word in command.arguments if word.lower().endswith((".yaml", ".yml"))]
+    path = _beside(source, "".join(names[:1]))
+    return path if path is not None and path.suffix.lower() in (".yaml", ".yml") else None
 
 
 def script_flags(source: Configuration) -> Flags:
     """Return the arguments of a script by flag, without those whose value is open (`open_words`).
 
-    The arguments in a YAML file of `--config`, as TRL reads them, count like those of the command.
+    The arguments of its YAML file are included, as in `all_flags`.
     """
-    flags = dict(source.flags or {})
+    flags = dict(all_flags(source))
     steps = source.environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
     if steps is not None:
         flags.setdefault("gradient-accumulation-steps", (steps,))
-    path = _beside(source, "".join(flags.get("config", ())[:1]))
-    if path is not None and path.suffix.lower() in (".yaml", ".yml"):
-        own = read_configuration(path).document
-        off = {name: ("false",) for name in own if own[name] is False}
-        del flags["config"]
-        flags = {**_hyphened(off), **flags_of_document(own), **flags}
     return {flag: words for flag, words in flags.items() if not _is_open(words)}
-
-
-def _hyphened(flags: Flags) -> Flags:
-    return {flag.replace("_", "-"): words for flag, words in flags.items()}
 
 
 def _is_open(words: tuple[str, ...]) -> bool:
@@ -122,14 +151,13 @@ def open_words(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...
 
     asked : options; an argument that one of them replaces is understood.
     """
-    named = configuration_flag(source)
+    named, flags = configuration_flag(source), all_flags(source)
     given = {
         **dict.fromkeys(MODELS, asked.model),
         **dict.fromkeys(LENGTHS, asked.seq_length),
         "per-device-train-batch-size": asked.micro_batch,
         # Files that are read, although a part of their paths is open.
-        **{flag: named for flag in CONFIGURATIONS if named in (source.flags or {}).get(flag, ())},
-        "config": _beside(source, "".join((source.flags or {}).get("config", ())[:1])),
+        **{flag: named for flag in CONFIGURATIONS if named in flags.get(flag, ())},
     }
     variables = variables_of(source.environment, VARIABLES, KNOWN_VARIABLES)
     return *variables, *(
@@ -139,7 +167,7 @@ def open_words(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...
             understood=classified(flag, words, ()).understood or given.get(flag) is not None,
             concern="its value is known only at run time",
         )
-        for flag, words in sorted((source.flags or {}).items())
+        for flag, words in sorted(flags.items())
         if _is_open(words)
     )
 
@@ -336,7 +364,9 @@ def scripted_file(
 
     document : the configuration. flags : arguments of the script. world : number of GPUs.
     """
-    program = source.command.program if source.command is not None else ""
+    program = program_of_document(source.document)
+    if source.command is not None:
+        program = source.command.program
     own = _beside(source, program)
     return ScriptedFile(
         document=document,
@@ -363,7 +393,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if named is not None:
         path, text = named_text(named, source.path.parent, source.written, notes)
         document = load_object(path, text=text).data
-    elif source.command is not None:
+    elif source.command is not None or program_of_document(document):
         raise _without_file(source)
     own = source.world_size
     if own is None and asked.world_size is None and (own := _implied_world(document)) is not None:
@@ -405,7 +435,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 def _without_file(source: Configuration) -> DocumentError:
     """Return the error for a script that passes no configuration in JSON."""
     program = source.command.program if source.command is not None else ""
-    given = ["".join((source.flags or {}).get(flag, ())[:1]) for flag in CONFIGURATIONS]
+    flags = all_flags(source)
+    given = ["".join(flags.get(flag, ())[:1]) for flag in CONFIGURATIONS]
     problem = f"starts DeepSpeed with the configuration that {Path(program).name} makes"
     for name in filter(None, given):
         problem = f"the DeepSpeed configuration is {shortened(name)}, which is no JSON file"

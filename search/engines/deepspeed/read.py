@@ -34,6 +34,7 @@ from autopar.run.runtime import (
 from autopar.run.strategy import Split, Strategy, even_chunks, uniform_layers
 from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
+from search.engines.candidate import linear_targets
 from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named
 from search.engines.huggingface.optimizers import (
@@ -49,7 +50,7 @@ from search.engines.huggingface.script import (
     Flags,
     ScriptOptions,
     ScriptWords,
-    is_factory,
+    takes_factory_words,
     translated,
 )
 from search.engines.keys import Keys, flattened, whole
@@ -259,7 +260,7 @@ def script_of(
         # TRL and qlora.py cast them, LLaMA-Factory leaves them in fp32
         narrow_adapters=adapters is not None
         and adapters.base != "16 bits"
-        and not is_factory(flags, asked.program),
+        and not takes_factory_words(flags, asked.program),
         kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,
         notes=meant.taken,
@@ -267,7 +268,7 @@ def script_of(
     )
 
 
-_ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
+_ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 """Kernels of transformers that store no scores."""
 _HALVES = ("max-source-length",)
 """Lengths of a prompt alone, which count if there is no other."""
@@ -306,18 +307,19 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
     targets = frozenset(target for name in names for target in known.get(name, ()))
     others = sorted({*names} - {*known})
     if others in (["all-linear"], ["all"]):
-        targets = frozenset(target for one in _PROJECTIONS.values() for target in one)
+        targets = linear_targets(model)
     elif others:
         raise keys.unpriced(
             "--lora_target_modules",
             f"{shorten(others[0])} is not a projection of a decoder",
             f"Use all-linear or {', '.join(_PROJECTIONS)}",
         )
+    # PEFT ignores names that match no module.
+    targets = targets & linear_targets(model) or targets
     base: BaseKind = "16 bits"
-    if words.yes("load-in-4bit"):
-        base = "nf4"
-    elif words.yes("load-in-8bit"):
-        base = "int8"
+    four, eight = words.yes("load-in-4bit"), words.yes("load-in-8bit")
+    if four or eight:
+        base = "nf4" if four else "int8"
     if base != "16 bits" and model.experts is not None:
         raise keys.unpriced(
             "--load_in_4bit" if base == "nf4" else "--load_in_8bit",

@@ -6,7 +6,7 @@ Sources: `runtime/config.py`, `runtime/zero/config.py` and `runtime/engine.py`.
 from __future__ import annotations
 
 from autopar.run.rules import Rule
-from search.engines.space import PLAIN_RULES
+from search.engines.space import PLAIN_RULES, TRL_TENSOR
 
 SPACE = (
     *PLAIN_RULES,
@@ -19,6 +19,7 @@ SPACE = (
     # huggingface/transformers#29587 supports ZeRO-3 with 4 bits alone.
     Rule("deepspeed.base-int8", ("lora_base", "zero"), lambda base, zero:
          (base == "int8") * (zero == 3), "ZeRO-3 cannot shard weights in int8"),
+    TRL_TENSOR,
 )  # fmt: skip
 """Rules of searched candidates."""
 FILE = (

@@ -16,6 +16,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS, Buckets
 from search.engines.differences import buckets_at
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
+from search.engines.huggingface import trl
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.words import shell_lines, torchrun
 
@@ -33,6 +34,8 @@ def write(run: Run, place: ExportTarget) -> Draft:
     """
     refuse_others(run, _TITLE, ("deepspeed",))
     refuse_splits(run, _TITLE, cp=False)
+    if trl.trains(run):
+        return _fine_tuned(run, place)
     model = model_for(run, place, _TITLE)
     words = [f"train.py --deepspeed {FILE}", *script_words(run, model)]
     return Draft(
@@ -42,6 +45,27 @@ def write(run: Run, place: ExportTarget) -> Draft:
         notes=tuple(_notes(run)),
         stand_in=model.stand_in,
     )
+
+
+def _fine_tuned(run: Run, place: ExportTarget) -> Draft:
+    """Return the files and the launch command of a run with TRL's script."""
+    model = trl.named_model(run, place, _TITLE)
+    files = {FILE: of_trainer(run), **trl.files(run, model, deepspeed=FILE)}
+    return Draft(
+        version=f"{VERSION}, TRL {trl.VERSION}",
+        files=files,
+        launch=torchrun(place, shell_lines([*trl.words(run, model)]).rstrip("\n")),
+        notes=tuple(trl.notes(run, model)),
+    )
+
+
+def of_trainer(run: Run) -> str:
+    """Return the text of the configuration of a run, with the learning rate of the Trainer."""
+    document = configuration(run)
+    if "optimizer" in document:
+        # The Trainer refuses numbers other than its own.
+        document["optimizer"]["params"] |= {"lr": "auto", "weight_decay": "auto"}
+    return json.dumps(document, indent=4) + "\n"
 
 
 def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
@@ -84,6 +108,9 @@ def configuration(run: Run) -> _Section:
         "fp16": {"enabled": precision == "fp16"},
         "zero_optimization": {**_zero(run), **_host(run)},
     }
+    if runtime.optimizer.kind != "adam8bit":  # that of bitsandbytes, which the script creates
+        params = {"lr": 3e-4, "weight_decay": 0.1, **own}
+        found["optimizer"] = {"type": "AdamW", "params": params}
     if split.tp > 1:
         found["tensor_parallel"] = {"autotp_size": split.tp, "vocab_parallel_lm_head": True}
     if split.cp > 1:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import InputError
+from autopar.errors import DocumentError, InputError
 from autopar.records import replace
 from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
@@ -22,6 +23,7 @@ from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
     CONFIGURATIONS,
     ScriptedFile,
+    all_flags,
     broken_of_deepspeed,
     idle_of_deepspeed,
     open_words,
@@ -38,7 +40,12 @@ from search.engines.huggingface.read import (
     trainer_document,
 )
 from search.engines.huggingface.rules import FILE, grid_values
-from search.engines.huggingface.script import MODELS, batching_of
+from search.engines.huggingface.script import (
+    MODELS,
+    batching_of,
+    program_of_document,
+    sets_batch,
+)
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
@@ -59,7 +66,12 @@ _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forwa
 
 
 def _starter(source: Configuration) -> str | None:
-    """Return the launcher of a script, `accelerate` or `torchrun`; None for another or none."""
+    """Return the launcher of a script, `accelerate` or `torchrun`; None for another or none.
+
+    A document of a program that fine-tunes is started by torchrun.
+    """
+    if program_of_document(source.document):
+        return "torchrun"
     words = source.command.before if source.command is not None else ()
     names = {Path(word).name for word in words}
     if "accelerate" in names:
@@ -85,20 +97,20 @@ def owns(source: Configuration) -> bool:
 
     Hugging Face's Trainer starts it too, where torchrun runs a script with its arguments.
     """
-    if source.command is None:
+    if source.command is None and not program_of_document(source.document):
         return "distributed_type" in source.document
     flags, starter = source.flags or {}, _starter(source)
+    with suppress(DocumentError):  # of a YAML file that is no YAML
+        flags = all_flags(source)
     # The Trainer takes the file of its argument --deepspeed, not that of the launcher.
     if any(flag in flags for flag in CONFIGURATIONS):
         return False
     if starter == "torchrun":
         named = any(flag in flags for flag in MODELS) and "hidden-size" not in flags
-        return named and any(flag in flags for flag in _TRAINER)
+        program = program_of_document(source.document)
+        program = program if source.command is None else source.command.program
+        return named and ("fsdp" in flags or sets_batch(flags, program))
     return starter == "accelerate"
-
-
-_TRAINER = ("per-device-train-batch-size", "fsdp")
-"""Arguments that identify Hugging Face's `TrainingArguments`."""
 
 
 def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
@@ -154,7 +166,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     notes = [*source.notes]
     if starter == "torchrun":
         document = trainer_document(flags)
-        flags = {flag: words for flag, words in flags.items() if flag not in TRAINER_FSDP}
+        read_here = TRAINER_FSDP | ({"fsdp-config"} if "fsdp-version" in flags else set())
+        flags = {flag: words for flag, words in flags.items() if flag not in read_here}
     elif starter is not None:
         if named is not None:
             path, text = named_text(named, source.path.parent, source.written, notes)
@@ -184,7 +197,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
     ignored, gone = (*found.ignored, *open_words(source, asked)), dict(idle)
     said += unread("accelerate", (one for one in ignored if one.flag not in gone), _spelled)
-    batched = "per-device-train-batch-size" in flags or asked.micro_batch is not None
+    batched = sets_batch(flags, given.program) or asked.micro_batch is not None
     if found.run is not None and not batched:
         text = "the batch per GPU is set in the training script; assumed 1 sequence"
         said.append(notice("accelerate.batch", "read", text))

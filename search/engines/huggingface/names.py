@@ -47,6 +47,7 @@ _HARMLESS: Mapping[str, str] = {
         save_strategy save_steps save_total_limit save_safetensors save_on_each_node
         save_only_model save_interval save_dir restore_callback_states_from_checkpoint
         resume_from_checkpoint ignore_data_skip checkpointing_steps enable_jit_checkpoint
+        saves_per_epoch auto_resume_from_checkpoints
         push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_model_id
         hub_strategy hub_token hub_private_repo hub_always_push hub_revision create_new_adapter
         export_dir export_size export_device export_legacy_format export_hub_model_id
@@ -87,7 +88,14 @@ _HARMLESS: Mapping[str, str] = {
         shuffle_dataset disable_shuffling truncation_mode pad_to_multiple_of
         eval_packing packing_strategy eos_token pad_token padding padding_side split
         include_tokens dataset_text_column prompt_template packing neat_packing padding_free
-        block_diag_attn
+        block_diag_attn test_split_size image_max_pixels image_min_pixels image_do_pan_and_scan
+        crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen
+        use_audio_in_video audio_sampling_rate dataloader_in_order sortish_sampler
+        dataloader_multiprocessing_context trackio_bucket_id trackio_static_space_id
+
+        sample_packing eval_sample_packing pad_to_sequence_len dataset_prepared_path val_set_size
+        evals_per_epoch train_on_inputs dataset_processes chat_template_jinja special_tokens strict
+        shuffle_merged_datasets
     """,
     "model": """
         model_revision model_type config_name tokenizer_name tokenizer_name_or_path tokenizer

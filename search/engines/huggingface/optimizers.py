@@ -13,7 +13,7 @@ from typing import Any
 from autopar.records import replace
 from autopar.run.runtime import Kernels, LowRank, Optimizer, Quirks
 from autopar.training.adapters import DENSE_TARGETS, Target
-from search.engines.huggingface.script import ScriptWords, is_trainer
+from search.engines.huggingface.script import ScriptWords, is_trainer, is_trl
 from search.engines.keys import whole
 from search.engines.space import TRANSFORMERS
 
@@ -175,15 +175,10 @@ def script_kernels(words: ScriptWords, program: str) -> Kernels:
         applies Liger's kernels without the loss (`SFTTrainer` of TRL 1.16).
     """
     chosen = [name for name in _LIGER if words.yes(name)]
-    path = program.replace("/", ".")
-    own = program == "trl" or ".".join(path.removesuffix(".py").split(".")[-3:]) == _SFT
     quirks = Quirks(logit_bytes=12 if is_trainer(words.words, program) else None)
     return replace(
         TRANSFORMERS,
         quirks=quirks,
         liger=bool(chosen),
-        loss="trl" if own else "liger" if chosen else TRANSFORMERS.loss,
+        loss="trl" if is_trl(program) else "liger" if chosen else TRANSFORMERS.loss,
     )
-
-
-_SFT = "trl.scripts.sft"

@@ -8,6 +8,7 @@ version and DEEPSPEED as DeepSpeed. The script sets the model, the sequence leng
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from search.engines.deepspeed.read import (
 )
 from search.engines.huggingface.optimizers import script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
-from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions
+from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions, sets_batch
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
 from search.engines.space import refuse_adapters
@@ -144,6 +145,10 @@ def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     flags : arguments of the script. Unknown options of `--fsdp` are keys that nothing reads.
     Source: `TrainingArguments._process_fsdp_args`, which sets the variables of accelerate.
     """
+    if "fsdp-version" in flags:  # axolotl, whose keys are those of accelerate without a prefix
+        section = json.loads(" ".join(flags.get("fsdp-config", ("{}",))))
+        version = " ".join(flags["fsdp-version"])
+        return {"distributed_type": "FSDP", "fsdp_config": {**section, "version": version}}
     words = " ".join(flags.get("fsdp", ())).split()
     if not words:
         return {"distributed_type": "MULTI_GPU"}
@@ -161,7 +166,7 @@ def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     }
 
 
-TRAINER_FSDP = frozenset({"fsdp", "fsdp-transformer-layer-cls-to-wrap"})
+TRAINER_FSDP = frozenset({"fsdp", "fsdp-version", "fsdp-transformer-layer-cls-to-wrap"})
 """Arguments of the Trainer that `trainer_document` reads, or that name the class of its layers."""
 
 
@@ -231,7 +236,7 @@ def read_accelerate(
     keys = Keys(source=source, values=dict(flattened(_prefixed(document))), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
     if kind == "DEEPSPEED":
-        if "per-device-train-batch-size" not in flags:
+        if not sets_batch(flags, asked.program):
             # A batch that is not given is one sequence; `check` reports this default.
             asked = replace(asked, micro_batch=asked.micro_batch or 1)
         keys.has("deepspeed_config.deepspeed_config_file")  # refuses a section that is a value

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.run.rules import Rule
-from search.engines.space import PLAIN_RULES
+from search.engines.space import PLAIN_RULES, TRL_TENSOR
 
 _REPLICAS = Rule(
     "accelerate.replicas-tensor", ("tp", "dp_replicate", "dp_shard"),
@@ -32,6 +32,7 @@ SPACE = (
     # bitsandbytes stores 4 bits in a type that FSDP shards, but not 8 bits: huggingface/peft#2833.
     Rule("accelerate.base-int8", ("lora_base", "zero", "cp"), lambda base, zero, cp:
          (base == "int8") * ((zero >= 2) + (cp > 1)), "FSDP cannot shard weights in int8"),
+    TRL_TENSOR,
 )  # fmt: skip
 """Rules of searched candidates."""
 FILE = (

@@ -9,9 +9,12 @@ declares itself.
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from autopar.records import Record
 from autopar.run.runtime import PrecisionKind
@@ -19,6 +22,7 @@ from autopar.training.lengths import Batching, KnownBatching
 from search.engines.arguments import Ignored, Unpriced
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
 from search.engines.keys import whole
+from search.engines.text import flags_of_document
 
 Flags = Mapping[str, tuple[str, ...]]
 """Words by flag, without leading hyphens and with `-` for `_`."""
@@ -189,12 +193,75 @@ _ALIASES: Mapping[str, str] = {
 """Argument of a script's own parser -> argument of transformers or TRL that it always means."""
 _SUMS = (("max-source-length", "max-target-length"), ("source-max-len", "target-max-len"))
 """Lengths of prompt and answer, which are one sequence of a decoder."""
-_FACTORY = ("train_bash.py", "llamafactory-cli")
+_FACTORY = re.compile(
+    r"(.*/)?(train_bash\.py|llamafactory-cli|lmf)|llamafactory\.launcher|(.*/)?src/train\.py"
+)
+_TRL = re.compile(r"(.*/)?trl|trl\.scripts\.sft|(.*/)?trl/scripts/sft\.py")
 
 
-def is_factory(flags: Flags, program: str) -> bool:
-    """Return True for a script of LLaMA-Factory; program : as in `translated`."""
-    return program.rpartition("/")[2] in _FACTORY or "finetuning-type" in flags
+def is_trl(program: str) -> bool:
+    """Return True for the script of supervised fine-tuning in TRL, by path, module or command."""
+    return _TRL.fullmatch(program) is not None
+
+
+def is_factory(program: str) -> bool:
+    """Return True for the program of LLaMA-Factory, by path, module or command."""
+    return _FACTORY.fullmatch(program) is not None
+
+
+def is_axolotl(program: str) -> bool:
+    """Return True for the program of axolotl, by module or command."""
+    return program in ("axolotl", "axolotl.cli.train")
+
+
+_KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "llamafactory-cli": tuple(
+        frozenset({"model_name_or_path", key})
+        for key in ("finetuning_type", "cutoff_len", "template", "stage")
+    ),
+    "trl": tuple(
+        frozenset({"model_name_or_path", key}) for key in ("max_length", "use_peft", "packing")
+    ),
+    "axolotl": tuple(
+        frozenset({"base_model", key}) for key in ("datasets", "sequence_len", "adapter")
+    ),
+}
+"""Sets of keys of a YAML file by program; a file with all keys of a set is of the program."""
+
+
+def program_of_document(document: Mapping[str, Any]) -> str:
+    """Return the program whose arguments a document contains; empty if none is known."""
+    keys = document.keys()
+    known = (name for name, sets in _KEYS.items() if any(own <= keys for own in sets))
+    return next(known, "")
+
+
+def reads_yaml(program: str) -> bool:
+    """Return True if the first argument of a program is a YAML file with all arguments."""
+    return is_factory(program) or is_axolotl(program)
+
+
+def written_flags(document: Mapping[str, Any]) -> Flags:
+    """Return the arguments in a YAML file by flag: `false` of a switch that is off, JSON of a
+    section.
+    """
+    off = {name: ("false",) for name in document if document[name] is False}
+    sections = {
+        name: (json.dumps(value),) for name, value in document.items() if isinstance(value, Mapping)
+    }
+    plain = {name.replace("_", "-"): words for name, words in {**off, **sections}.items()}
+    return {**plain, **flags_of_document(document)}
+
+
+def sets_batch(flags: Flags, program: str) -> bool:
+    """Return True if the micro-batch is known: given, or the default of a program."""
+    known = is_trl(program) or is_factory(program) or is_axolotl(program)
+    return known or "per-device-train-batch-size" in flags
+
+
+def takes_factory_words(flags: Flags, program: str) -> bool:
+    """Return True for LLaMA-Factory and scripts with its words; program : as in `translated`."""
+    return is_factory(program) or "finetuning-type" in flags
 
 
 _TRAINER = frozenset(
@@ -206,7 +273,8 @@ _TRAINER = frozenset(
 
 def is_trainer(flags: Flags, program: str) -> bool:
     """Return True for a script of Hugging Face's Trainer, False for a loop and if it is unknown."""
-    return is_factory(flags, program) or not _TRAINER.isdisjoint(flags)
+    known = is_trl(program) or is_axolotl(program) or takes_factory_words(flags, program)
+    return known or not _TRAINER.isdisjoint(flags)
 
 
 def translated(flags: Flags, program: str) -> Translated:
@@ -215,11 +283,15 @@ def translated(flags: Flags, program: str) -> Translated:
     program : path of the script or name of the module; empty if there is none.
     """
     found, taken = dict(flags), list[str]()
+    if is_axolotl(program):
+        found = _of_axolotl(found)
 
     def take(name: str, meant: str, words: tuple[str, ...]) -> None:
         given = " ".join([f"--{name.replace('-', '_')}", *found.pop(name)])
         if meant not in flags:
             found[meant] = words
+            if is_factory(program):
+                return  # its words, which are no guesses
             shown = " ".join([f"--{meant.replace('-', '_')}", *words])
             taken.append(f"{given} taken for {shown}")
 
@@ -238,13 +310,16 @@ def translated(flags: Flags, program: str) -> Translated:
         elif bits in ("16", "32"):
             del found[name]
     stem = program.rpartition("/")[2]
-    if is_factory(found, program):
-        taken += _of_factory(found)
+    if takes_factory_words(found, program):
+        taken += _of_factory(found, known=is_factory(program))
     elif stem == "qlora.py" or "full-finetune" in found:
         taken += _of_qlora(found)
+    elif is_trl(program):
+        taken += _of_trl(found)
     if "flash-attn" in found:
         kind = " ".join(found["flash-attn"]).lower()
-        kernels = {"fa2": "flash_attention_2", "true": "flash_attention_2", "": "flash_attention_2",
+        kernels = {"fa2": "flash_attention_2", "fa3": "flash_attention_3",
+                   "true": "flash_attention_2", "": "flash_attention_2",
                    "auto": "sdpa", "sdpa": "sdpa", "disabled": "eager"}  # fmt: skip
         if kind in kernels:
             take("flash-attn", "attn-implementation", (kernels[kind],))
@@ -255,8 +330,10 @@ def _on(found: Flags, name: str, default: str = "false") -> bool:
     return ("".join(found.get(name, (default,))[:1]) or "true").lower() in _YES
 
 
-def _of_factory(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _of_factory(found: dict[str, tuple[str, ...]], *, known: bool) -> Iterator[str]:
     """Yield sentences on defaults of LLaMA-Factory, and set them in `found`.
+
+    known : True for its program; False for scripts with its words, which have other lengths.
 
     Source: `src/llamafactory/hparams/{finetuning_args,model_args}.py` of 0.9.5.
     """
@@ -278,6 +355,75 @@ def _of_factory(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
         yield "LLaMA-Factory recomputes all layers by default"
     found.pop("disable-gradient-checkpointing", None)
     found.pop("use-reentrant-gc", None)
+    defaults = {
+        "cutoff-len": "2048",
+        "per-device-train-batch-size": "8",
+        "optim": "adamw_torch_fused",
+    }
+    for name, value in defaults.items() if known else ():
+        if name not in found:
+            found[name] = (value,)
+            yield f"--{name.replace('-', '_')} not given; using {value}, a default of LLaMA-Factory"
+
+
+def _of_trl(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield sentences on defaults of TRL's script, and set them in `found`.
+
+    Source: `trl/trainer/{base_config,sft_config,model_config}.py` of 1.16, and `TrainingArguments`
+    of transformers 5.24.
+    """
+    if "bf16" not in found and not _on(found, "fp16"):
+        found["bf16"] = ("True",)
+    defaults = {
+        "max-length": "1024",
+        "per-device-train-batch-size": "8",
+        "gradient-checkpointing": "True",
+        "dtype": "float32",
+        "optim": "adamw_torch_fused",
+    }
+    for name, value in defaults.items():
+        if name not in found:
+            found[name] = (value,)
+            yield f"--{name.replace('-', '_')} not given; using {value}, the default of TRL"
+
+
+_AXOLOTL: Mapping[str, str] = {
+    "sequence-len": "max-length",
+    "micro-batch-size": "per-device-train-batch-size",
+    "optimizer": "optim",
+    "peft-use-dora": "use-dora",
+}
+"""Argument of axolotl -> argument of transformers or TRL."""
+
+
+def _of_axolotl(given: Flags) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of axolotl in the words of transformers and TRL, with its defaults.
+
+    Source: `axolotl/utils/schemas/{config,training,peft}.py` of 0.19.
+    """
+    found = {_AXOLOTL.get(name, name): words for name, words in given.items()}
+    defaults = {"max-length": "512", "per-device-train-batch-size": "1"}
+    for name, value in {**defaults, "optim": "adamw_torch_fused"}.items():
+        found.setdefault(name, (value,))
+    for name in ("bf16", "fp16"):
+        if " ".join(found.get(name, ())) == "auto":
+            found[name] = ("True",)
+    for name, kernel in (("flash-attention", "flash_attention_2"), ("sdp-attention", "sdpa")):
+        if name in found and _on(found, name):
+            del found[name]
+            found["attn-implementation"] = (kernel,)
+    if found.pop("adapter", ("",))[0] in ("lora", "qlora"):
+        found["use-peft"] = ("True",)
+        found.setdefault("lora-dropout", ("0.0",))
+        if found.pop("lora-target-linear", ("false",)) in ((), ("true",)):
+            found["lora-target-modules"] = ("all-linear",)
+        # Fused kernels of adapters are on by default (`check_auto_enable_lora_kernels`).
+        kernels = ("lora-mlp-kernel", "lora-qkv-kernel", "lora-o-kernel", "lora-embedding-kernel")
+        if not any(name in found for name in kernels) and "trust-remote-code" not in found:
+            found["lora-mlp-kernel"] = ("auto-enabled",)
+    elif not ({"deepspeed", "fsdp-version"} & found.keys()) and not _on(found, "float32"):
+        found["dtype"] = ("bfloat16",)  # replicas of weights and states in 16 bits
+    return found
 
 
 def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -301,13 +447,12 @@ def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
 # Batches of samples.
 
 
-_BATCHES: Mapping[str, tuple[Batching, int]] = {
-    "sft.py": ("longest", 1),
-    "qlora.py": ("longest", 1),
-    "run_clm.py": ("wrapped", 1),
-    **dict.fromkeys(_FACTORY, ("longest", 8)),
+_BATCHES: Mapping[str, Batching] = {
+    "sft.py": "longest",
+    "qlora.py": "longest",
+    "run_clm.py": "wrapped",
 }
-"""Batching and multiple of padded lengths by program, where no argument changes it.
+"""Batching by script, where no argument changes it; TRL and LLaMA-Factory pad to the longest.
 
 Sources: `DataCollatorForLanguageModeling` of TRL 1.16 (`trainer/sft_trainer.py`), the collator of
 qlora.py, `group_texts` of transformers' `run_clm.py`, and `pad_to_multiple_of=8` of LLaMA-Factory
@@ -325,9 +470,10 @@ def batching_of(flags: Flags, program: str) -> KnownBatching | None:
     """
     kernel = " ".join((*flags.get("attn-implementation", ()), *flags.get("flash-attn", ())))
     flash = "flash" in kernel or kernel in ("fa2", "fa3")
-    factory = program.rpartition("/")[2] in _FACTORY or "finetuning-type" in flags
-    name = _FACTORY[0] if factory else program.rpartition("/")[2]
-    usual, multiple = _BATCHES.get(name, (None, 1))
+    factory = takes_factory_words(flags, program)
+    padded = factory or is_trl(program)
+    usual = "longest" if padded else _BATCHES.get(program.rpartition("/")[2])
+    multiple = 8 if factory else 1
     given = " ".join(flags.get("pad-to-multiple-of", ()))
     if given.isascii() and given.isdigit() and 0 < len(given) < 7 and int(given):
         multiple = int(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.records import replace
 from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.candidate import Candidate
@@ -24,7 +25,8 @@ def _accelerate(job: EngineContext, choice: Candidate) -> Run:
         choice,
         "accelerate",
         states=States(keeper="accelerate" if choice.zero else "ddp", each_micro_batch=single),
-        kernels=TRANSFORMERS,
+        # Context ranks need SDPA (`_prepare_context_parallel_inputs` of transformers' Trainer).
+        kernels=replace(TRANSFORMERS, repeated_heads=choice.cp > 1),
         # transformers has no sequence parallelism: tensor ranks hold whole sequences between GEMMs.
         sequence_parallel=False,
     )

@@ -39,12 +39,15 @@ class NamedModel(Record):
 
     None if the name or `files` define the model.
     """
+    sinks: bool = False
+    """True if the softmax of the model has attention sinks."""
 
 
-def model_for(run: Run, place: ExportTarget, title: str) -> NamedModel:
-    """Return the model of a run for the user's script.
+def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -> NamedModel:
+    """Return the model of a run for a script.
 
-    title : name of the engine, for messages.
+    title : name of the engine, for messages. hub : True to name a shipped model by its repository
+    on the Hugging Face hub, with weights; False only if its `config.json` cannot be written.
 
     Raises InputError if the name in `place` belongs to a model of other sizes. Raises
     UnsupportedError for a model that no supported `config.json` describes.
@@ -59,16 +62,20 @@ def model_for(run: Run, place: ExportTarget, title: str) -> NamedModel:
                 remedy="Use the model of the plan",
             )
         if found is not None:
-            return NamedModel(name=name, files={})
-    repository = None if place.of_script else _repository_of(model, name)
+            return NamedModel(name=name, files={}, sinks=_has_sinks(place))
+    repository = None if place.of_script else _repository_of(model, name, always=hub)
     if repository is not None:
-        return NamedModel(name=repository, files={})
+        return NamedModel(name=repository, files={}, sinks=_has_sinks(place))
     config = _config(model, run.seq_length, place, title)
     text = json.dumps(config, indent=2) + "\n"
     if place.of_script:
         asked = required("LOAD", f"set LOAD to the weights or the folder of {one_line(str(name))}")
         return NamedModel(name=asked, files={}, stand_in=text)
     return NamedModel(name=_FOLDER, files={f"{_FOLDER}/config.json": text})
+
+
+def _has_sinks(place: ExportTarget) -> bool:
+    return place.spec is not None and any(one.attention_sinks for one in place.spec.layers)
 
 
 def _sizes(model: Model) -> tuple[object, ...]:
@@ -87,15 +94,24 @@ def unwritable_model(model: Model, name: str | None) -> str:
     return "" if named or _repository_of(model, name) is not None else " and ".join(_others(model))
 
 
-def _repository_of(model: Model, name: str | None) -> str | None:
-    """Return the repository of a shipped model whose `config.json` cannot be written, or None."""
-    if name is None or name not in model_names() or not _others(model):
+def _repository_of(model: Model, name: str | None, *, always: bool = False) -> str | None:
+    """Return the repository of a shipped model, or None.
+
+    always : False: None as well if a `config.json` can be written.
+    """
+    if name is None or name not in model_names() or not (always or _others(model)):
         return None
     source = str(load_object(find_model(name)).data.get("source", ""))
     found = re.search(r"config\.json of ([\w.-]+/[\w.-]+) on the Hugging Face hub", source)
     known = None if found is None else model_named(found[1])
     same = known is not None and (*_sizes(known), known.mtp) == (*_sizes(model), model.mtp)
     return found[1] if found is not None and same else None
+
+
+def as_trainer(run: Run) -> Run:
+    """Return a run with the loss of transformers' Trainer, which holds all logits in fp32."""
+    kernels = replace(run.kernels, loss="whole")
+    return replace(run, runtime=replace(run.runtime, kernels=kernels))
 
 
 def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:
@@ -212,32 +228,44 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
 def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
     """Yield the arguments of the user's script, with the names of TrainingArguments.
 
-    checkpoints : True if the script enables recomputation, False if the configuration does. Trainer
-    rejects a run in which both enable it.
+    checkpoints : as in `trainer_settings`.
     """
     # Initial weights (LOAD) contain their own configuration.
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
     yield f'--model_name_or_path "{name}"'
     yield f"--block_size {run.seq_length}"
-    yield f"--per_device_train_batch_size {run.strategy.micro_batch}"
-    yield f"--gradient_accumulation_steps {run.strategy.micro_batches}"
-    kernel = "sdpa" if run.kernels.repeated_heads else "flash_attention_2"
-    yield f"--attn_implementation {kernel}"
-    if checkpoints and run.strategy.recomputed.kind != "none":
-        yield "--gradient_checkpointing True"
-    if run.kernels.compiled:
-        yield "--torch_compile True"
-    if run.runtime.optimizer.kind == "adam8bit":
-        yield "--optim adamw_bnb_8bit"
-    else:
-        yield f"--optim adamw_torch{'_fused' if run.runtime.optimizer.fused else ''}"
-    if run.runtime.adapters is not None:
-        yield from _adapters(run.runtime.adapters)
+    for key, value in trainer_settings(run, model, checkpoints=checkpoints).items():
+        yield f"--{key} {' '.join(value) if isinstance(value, list) else value}"
     if run.steps is None:
         yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
     else:
         yield f"--max_steps {run.steps}"
     yield '${SAVE:+--output_dir "$SAVE"}'
+
+
+def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -> dict[str, Any]:
+    """Return the settings of a run by name: those of TrainingArguments and of TRL's ModelConfig.
+
+    checkpoints : True if the script enables recomputation, False if the configuration does. Trainer
+    rejects a run in which both enable it.
+    """
+    kernels, optimizer = run.kernels, run.runtime.optimizer
+    adam = f"adamw_torch{'_fused' if optimizer.fused else ''}"
+    # Other kernels of flash attention have no attention sinks (gpt-oss).
+    flash = "flash_attention_4" if model.sinks else "flash_attention_2"
+    found: dict[str, Any] = {
+        "per_device_train_batch_size": run.strategy.micro_batch,
+        "gradient_accumulation_steps": run.strategy.micro_batches,
+        "attn_implementation": "sdpa" if kernels.repeated_heads else flash,
+    }
+    if checkpoints and run.strategy.recomputed.kind != "none":
+        found["gradient_checkpointing"] = True
+    if kernels.compiled:
+        found["torch_compile"] = True
+    found["optim"] = "adamw_bnb_8bit" if optimizer.kind == "adam8bit" else adam
+    if run.runtime.adapters is not None:
+        found |= _adapters(run.runtime.adapters)
+    return found
 
 
 _MODULES: Mapping[Target, tuple[str, ...]] = {
@@ -251,19 +279,29 @@ _MODULES: Mapping[Target, tuple[str, ...]] = {
 """Module names in transformers of each LoRA target; experts have no separate names."""
 
 
-def _adapters(adapters: Adapters) -> Iterator[str]:
-    """Yield the arguments of LoRA adapters, with the names of TRL's `ModelConfig`."""
-    yield "--use_peft True"
-    yield f"--lora_r {adapters.rank}"
-    yield f"--lora_dropout {adapters.dropout}"
-    names = [name for target, own in _MODULES.items() if target in adapters.targets for name in own]
+def _adapters(adapters: Adapters) -> dict[str, Any]:
+    """Return the settings of LoRA adapters, with the names of TRL's `ModelConfig`."""
+    found: dict[str, Any] = {
+        "use_peft": True,
+        "lora_r": adapters.rank,
+        "lora_dropout": adapters.dropout,
+    }
+    names = adapted_modules(adapters)
     if names:
-        yield f"--lora_target_modules {' '.join(names)}"
+        found["lora_target_modules"] = names
     if adapters.base == "nf4":
-        yield "--load_in_4bit True"
-        yield "--bnb_4bit_quant_type nf4"
-        yield "--use_bnb_nested_quant True"
-        # FSDP and ZeRO-3 shard floating-point tensors alone.
-        yield "--bnb_4bit_quant_storage bfloat16"
+        found |= {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "use_bnb_nested_quant": True,
+            # FSDP and ZeRO-3 shard floating-point tensors alone.
+            "bnb_4bit_quant_storage": "bfloat16",
+        }
     elif adapters.base == "int8":
-        yield "--load_in_8bit True"
+        found["load_in_8bit"] = True
+    return found
+
+
+def adapted_modules(adapters: Adapters) -> list[str]:
+    """Return the names in transformers of the modules that have an adapter."""
+    return [name for target, own in _MODULES.items() if target in adapters.targets for name in own]

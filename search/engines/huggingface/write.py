@@ -15,6 +15,7 @@ from typing import Any
 from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
+from search.engines.huggingface import trl
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.text import dump_yaml
 from search.engines.words import NODE_RANK, shell_lines
@@ -36,23 +37,47 @@ def write(run: Run, place: ExportTarget) -> Draft:
     refuse_others(run, _TITLE, ("accelerate", "deepspeed", "ddp"))
     of_deepspeed = run.runtime.states.keeper == "deepspeed"
     deepspeed.refuse_splits(run, _TITLE, cp=not of_deepspeed)
-    model = model_for(run, place, _TITLE)
+    fine_tunes = trl.trains(run)
+    model = trl.named_model(run, place, _TITLE) if fine_tunes else model_for(run, place, _TITLE)
     document = _plugged_in(run, place) if of_deepspeed else _own(run, place)
-    files = {FILE: _HEAD + dump_yaml(document, quoted=True), **model.files}
+    files = {FILE: _text(document), **model.files}
     if of_deepspeed:
         below = deepspeed.configuration(run)
         # The script creates the optimizer, and accelerate rejects a second one.
         below.pop("optimizer", None)
         files[deepspeed.FILE] = json.dumps(below, indent=4) + "\n"
     checkpoints = "fsdp_config" not in document
+    if fine_tunes:
+        command = [*launch_words(place), *trl.words(run, model)]
+        return Draft(
+            version=f"{VERSION}, TRL {trl.VERSION}",
+            files={**files, **trl.files(run, model, checkpoints=checkpoints)},
+            launch=shell_lines(command),
+            notes=tuple(trl.notes(run, model)),
+        )
     words = ["train.py", *script_words(run, model, checkpoints=checkpoints)]
     return Draft(
         version=VERSION,
         files=files,
-        launch=shell_lines([*_command(run, place), shell_lines(words).rstrip("\n")]),
+        launch=shell_lines(
+            [
+                f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.micro_batches}",
+                *launch_words(place),
+                shell_lines(words).rstrip("\n"),
+            ]
+        ),
         notes=tuple(_notes(run)),
         stand_in=model.stand_in,
     )
+
+
+def configuration(run: Run, place: ExportTarget) -> str:
+    """Return the text of the configuration of a run that accelerate shards."""
+    return _text(_own(run, place))
+
+
+def _text(document: _Section) -> str:
+    return _HEAD + dump_yaml(document, quoted=True)
 
 
 def _common(place: ExportTarget, kind: str) -> _Section:
@@ -129,9 +154,8 @@ def _sizes(**sizes: object) -> _Section:
     return {f"parallelism_config_{key}": value for key, value in sizes.items()}
 
 
-def _command(run: Run, place: ExportTarget) -> Iterator[str]:
-    """Yield the environment variable, the command and the options that precede the script."""
-    yield f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.micro_batches}"
+def launch_words(place: ExportTarget) -> Iterator[str]:
+    """Yield the command and the options that precede the script."""
     yield f"accelerate launch --config_file {FILE}"
     if place.num_nodes > 1:
         yield f"--machine_rank {NODE_RANK}"

@@ -440,7 +440,7 @@ def _sized(
             budget=budget,
         )
         command = _submitted(command, path)
-        return command, _world(command.before, environment)
+        return command, _world(command, environment)
 
     def size_with(given: Mapping[str, str]) -> int | None:
         with suppress(DocumentError):
@@ -738,15 +738,16 @@ _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
 """Keys of documents under which arguments are nested."""
 
 
-def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
+def _world(command: Command, environment: Mapping[str, str]) -> int | None:
     """Return the number of processes of a launch command; None if unknown.
 
     torchrun starts nodes times processes per node, `deepspeed` nodes times GPUs, and accelerate
     the processes of `--num_processes`; without them, srun and mpirun start the tasks of their
     options or, for srun, of the job.
 
-    before : words before the program. environment : variables of the job, as Slurm sets them.
+    environment : variables of the job, as Slurm sets them.
     """
+    before, own = command.before, command.environment
     names = [word.rpartition("/")[2] for word in before]
     if "srun" in names and not _RANKS_WITHIN.intersection(names):
         words = before[names.index("srun") + 1 :]
@@ -763,6 +764,8 @@ def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
             return _included(chosen[0])
         # `--exclude` and `--hostfile` leave GPUs of hosts that only the machine knows.
         counts = [flags.get("num-nodes", ("1",))[:1], flags.get("num-gpus", ())[:1]]
+    elif command.program in ("llamafactory-cli", "lmf"):
+        counts = [(own.get("NNODES", "1"),), (own.get("NPROC_PER_NODE", ""),)]
     elif "accelerate" in names:
         counts = [flags.get("num-processes", ())[:1]]
     else:

@@ -61,14 +61,12 @@ ENGINES: tuple[_Other, ...] = (
                       *(f"{name} {size}" for name in ("extends", "bases")
                         for size in ("num_layers", "hidden_size", "seq_length", "model_type",
                                      "train_iters", "tokenizer_type")))),
-    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\b"
-           r"|(\S*/)?src/train\.py\s+\S+\.(ya?ml|json)\b.*",
-           keys=_keys("model_name_or_path finetuning_type", "model_name_or_path stage template",
-                      "model model_class", "model peft_config.name")),
+    # `llamafactory-cli train` is read, with the configurations of releases before 1.0.
+    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\s+(?!train\b|\S+\.ya?ml)\w+",
+           keys=_keys("model model_class", "model peft_config.name")),
     _Other("OLMo-core", r"(\S*/)?olmo_core\w*\.py"),
     _Other("reinforcement learning of open-instruct", r"(\S*/)?open_instruct/(grpo|ppo)\w*\.py"),
-    _Other("axolotl", r"(\S*/)?axolotl\s+\w+|axolotl\.cli\b.*",
-           keys=_keys("base_model datasets", "base_model sequence_len", "base_model adapter")),
+    _Other("axolotl", r"(\S*/)?axolotl\s+(?!train\b|\S+\.ya?ml)\w+|axolotl\.cli\.(?!train\b)\w+"),
     _Other("torchtune", r"(\S*/)?tune\s+(run|download)\b",
            keys=_keys("model._component_ tokenizer._component_", "model._component_ optimizer")),
     _Other("NeMo", r"(\S*/)?nemo\s+llm\b|(\S*/)?automodel\s+\w+|nemo_automodel[/.].*"

@@ -660,10 +660,7 @@ TUNED = (
          "FlagScale"),
         ("a.sh", ("M=(--num-layers 2 --hidden-size 8 --seq-length 8)\nray job submit "
          "--address=x -- python3 train.py \\\n  --actor-num-nodes 2 ${M[@]}\n"), "slime"),
-        ("a.sh", "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml\n", "LLaMA-Factory"),
-        ("a.sh", ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch \\\n  --config_file a.yaml \\\n"
-         "  src/train.py x/llama3_lora_sft.yaml\n"), "LLaMA-Factory"),
-        ("a.sh", "torchrun --nproc_per_node 8 src/train.py x.yaml\n", "LLaMA-Factory"),
+        ("a.sh", "llamafactory-cli chat x.yaml\n", "LLaMA-Factory"),
         ("a.sh", TUNED.format("x/scripts/dpo.py"), "trains on preferences"),
         ("a.sh", TUNED.format("-m x.train_orpo"), "trains on preferences"),
         ("a.sh", TUNED.format("run_grpo.py"), "trains by reinforcement learning"),
@@ -683,8 +680,7 @@ TUNED = (
         ("a.yaml", "actor_rollout_ref:\n  model:\n    path: x\n", "verl"),
         ("a.yaml", "extends:\n  - base.yaml\nnum_layers: 2\nhidden_size: 8\n", "Primus"),
         ("a.yaml", "bases: [base.yaml]\nhidden_size: 8\nseq_length: 8\n", "Primus"),
-        ("a.yaml", "model_name_or_path: x\nfinetuning_type: lora\n", "LLaMA-Factory"),
-        ("a.yaml", "base_model: x\nadapter: lora\n", "axolotl"),
+        ("a.sh", "axolotl inference x.yaml\n", "axolotl"),
         ("a.sh", ("torchrun tools/run_text_generation_server.py --num-layers 2 --hidden-size 8 "
          "--micro-batch-size 1 --seq-length 8\n"), "generates text"),
         ("a.sh", MEGATRON + "--skip-train\n", "--skip-train"),

@@ -196,9 +196,11 @@ def test_what_a_trainer_does_not_train_is_an_input_error(
         {"engine": "torchtitan", "lora": "16"},
         {"engine": "torchtitan", "lora": "16", "hardware": "h100:1x1"},
         {"engine": "torchtitan", "lora": "16", "tp": "8", "offload-optimizer": "1"},
+        {"engine": "accelerate", "sft": True},
+        {"engine": "deepspeed", "sft": True, "optimizer": "adam8bit"},
     ],
 )
-def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
+def test_what_is_trained_is_what_the_files_say(given: dict[str, object]) -> None:
     """Nothing is lost, and nothing is refused when the files are read."""
     asked = {**_SMALL, "model": "qwen3-8b", "num-layers": "36", "hardware": "h100:1x8", **given}
     question = open_launches(build_request({**asked, "top": "0"}))
@@ -227,6 +229,7 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
         ({"engine": "accelerate", "tp": "2", "lora-base": "nf4"}, "transformers.base-tensor"),
         ({"engine": "accelerate", "model": "mixtral-8x7b", "lora-base": "int8"},
          "transformers.base-experts"),
+        ({"engine": "accelerate", "tp": "2"}, "transformers.trl-tensor"),
         ({"engine": "accelerate", "model": "gpt-6.7b"}, "transformers.model"),
         ({"engine": "accelerate", "zero": "0", "cp": "2"}, "accelerate.context-shards"),
         ({"engine": "torchtitan", "lora-base": "int8"}, "torchtitan.adapters.base"),
@@ -245,6 +248,22 @@ def test_adapters_are_what_files_of_the_trainer_can_say(
 ) -> None:
     """What a file cannot say is dropped before plans are ranked."""
     asked = {**_DENSE, **_WHOLE, "hardware": "h100:1x8", "lora": "16", "top": "0", **given}
+    with pytest.raises(RuleError) as found:
+        answer(open_launches(build_request(asked)))
+    assert rule in found.value.ids
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"engine": "accelerate", "tp": "2"}, "transformers.trl-tensor"),
+        ({"engine": "megatron"}, "engine.training"),
+        ({"engine": "torchtitan"}, "engine.training"),
+    ],
+)
+def test_all_weights_by_the_script_of_trl(given: dict[str, object], rule: str) -> None:
+    """TRL's script starts DeepSpeed and accelerate, without tensor ranks."""
+    asked = {**_DENSE, **_WHOLE, "hardware": "h100:1x8", "sft": True, "top": "0", **given}
     with pytest.raises(RuleError) as found:
         answer(open_launches(build_request(asked)))
     assert rule in found.value.ids

@@ -1,0 +1,124 @@
+"""Written files of fine-tuning, read by the parser of the program that they start.
+
+The programs are no dependency of any group; a Python that has them is named by
+AUTOPAR_EXPORTS_PYTHON. Weights are not loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from autopar.run.run import Run
+from search.engines.exporter_types import ExportTarget
+from search.engines.files import written
+from search.engines.table import as_trained
+from tests.e2e.test_export_packages import has, loaded
+from tests.run_cases import some, torch_runs
+
+pytestmark = pytest.mark.slow
+
+
+def folders_of(runs: list[Run], engine: str, folder: Path) -> list[Path]:
+    """Write the files of every run into a separate folder; return the folders."""
+    found = []
+    for number, run in enumerate(runs):
+        place = ExportTarget(num_nodes=1, gpus_per_node=run.strategy.gpus)
+        own = folder / str(number)
+        for name, text in written(run, engine=engine, place=place).files.items():
+            (own / name).parent.mkdir(parents=True, exist_ok=True)
+            (own / name).write_text(text)
+        found.append(own)
+    return found
+
+
+@pytest.mark.parametrize("keeper", ["accelerate", "deepspeed"])
+@pytest.mark.skipif(not has("trl", "1.16.0"), reason="needs trl 1.16.0, with transformers and peft")
+def test_trl_takes_its_configuration(
+    keeper: Literal["accelerate", "deepspeed"], tmp_path: Path
+) -> None:
+    """`TrlParser` knows every key of sft.yaml, and trains with the settings of the run."""
+    runs = some(torch_runs(keeper=keeper, trl=True), 25)
+    folders = folders_of(runs, keeper, tmp_path)
+
+    results: Any = loaded("load_trl.py", [str(folder) for folder in folders], tmp_path)
+
+    for run, result in zip(runs, results, strict=True):
+        adapters, strategy = run.runtime.adapters, run.strategy
+        assert result["model"] == "model"
+        assert result["data"] == "data"
+        assert result["length"] == run.seq_length
+        assert result["packing"] is (run.split.cp == 1)
+        assert result["micro_batch"] == strategy.micro_batch
+        assert result["accumulation"] == strategy.micro_batches
+        assert result["bf16"] is (run.runtime.precision.kind == "bf16")
+        assert result["optim"].startswith("adamw_")
+        # FSDP recomputes layers itself
+        by_script = keeper == "deepspeed" or run.split.zero == 0
+        recomputes = strategy.recomputed.kind == "full"
+        assert result["checkpointing"] is (by_script and recomputes)
+        narrow = adapters is not None or keeper == "deepspeed"
+        types = {"bf16": "bfloat16", "fp16": "float16"}
+        kind = types[run.runtime.precision.kind]
+        assert result["dtype"] == (kind if narrow else "float32")
+        assert result["rank"] == (adapters and adapters.rank)
+        assert result["four_bits"] == (
+            "nf4" if adapters is not None and adapters.base == "nf4" else False
+        )
+        modules = {"query": 1, "value": 1, "projection": 1, "fc1": 2, "fc2": 1}
+        if adapters is not None:
+            assert len(result["targets"]) == sum(modules[one] for one in adapters.targets)
+
+
+@pytest.mark.skipif(
+    not has("llamafactory", "0.9.5"), reason="needs llamafactory 0.9.5, with its dependencies"
+)
+def test_llamafactory_takes_its_configuration(tmp_path: Path) -> None:
+    """Its parser knows every key of train.yaml, and trains with the settings of the run."""
+    drawn = torch_runs(keeper="accelerate", trl=True) | torch_runs(keeper="deepspeed", trl=True)
+    runs = [as_trained("llamafactory", run) for run in some(drawn, 40) if run.split.cp == 1]
+    folders = folders_of(runs, "llamafactory", tmp_path)
+
+    results: Any = loaded("load_llamafactory.py", [str(folder) for folder in folders], tmp_path)
+
+    for run, result in zip(runs, results, strict=True):
+        adapters, strategy = run.runtime.adapters, run.strategy
+        assert result["data"] == ["data"]
+        # its collator pads packed sequences by one token
+        assert result["length"] == run.seq_length - 1
+        assert result["packing"] is True
+        assert result["micro_batch"] == strategy.micro_batch
+        assert result["accumulation"] == strategy.micro_batches
+        assert result["bf16"] is (run.runtime.precision.kind == "bf16")
+        sharded = run.runtime.states.keeper == "accelerate" and run.split.zero > 0
+        assert result["checkpointing"] is (strategy.recomputed.kind == "full" and not sharded)
+        assert result["attention"] == ("sdpa" if run.kernels.repeated_heads else "fa2")
+        assert result["kind"] == ("full" if adapters is None else "lora")
+        if adapters is not None:
+            assert result["rank"] == adapters.rank
+            assert result["bits"] == (4 if adapters.base == "nf4" else None)
+            assert result["double"] is True
+
+
+@pytest.mark.skipif(not has("axolotl", "0.19.0"), reason="needs axolotl 0.19.0")
+def test_axolotl_has_the_keys(tmp_path: Path) -> None:
+    """Every written key is one of its classes, for FSDP one of that section's."""
+    drawn = torch_runs(keeper="accelerate", trl=True) | torch_runs(keeper="deepspeed", trl=True)
+    runs = [
+        as_trained("axolotl", run)
+        for run in some(drawn, 40)
+        if run.split.cp * run.split.replicas == 1
+        and (run.split.zero or run.runtime.adapters or run.runtime.states.keeper == "deepspeed")
+    ]
+    folders = folders_of(runs, "axolotl", tmp_path)
+
+    keys: Any = loaded("load_axolotl.py", [], tmp_path)
+
+    known = {key for name, own in keys.items() for key in own if name != "FSDPConfig"}
+    for folder in folders:
+        document = yaml.safe_load((folder / "axolotl.yaml").read_text())
+        assert {*document} - known == set()
+        assert {*document.get("fsdp_config", {})} - {*keys["FSDPConfig"]} == set()

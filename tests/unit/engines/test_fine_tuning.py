@@ -1,0 +1,387 @@
+"""Fine-tuning with the scripts of other projects: their YAML, its defaults, and its price."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autopar.errors import DocumentError
+from autopar.price import torch_layers
+from autopar.price.account import account_of
+from autopar.price.job import job_of_run
+from autopar.rates.layer import head_times
+from autopar.records import replace
+from autopar.run.run import Run
+from search.engines.exporter_types import ExportTarget
+from search.engines.files import written
+from search.engines.reader import CheckedFile
+from search.engines.table import as_trained, read_checked
+from tests.run_cases import some, torch_runs
+from tests.step_cases import dense_case
+
+LORA: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "dtype": "bfloat16",
+    "max_length": 4096,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "use_peft": True,
+    "lora_r": 8,
+    "lora_target_modules": "all-linear",
+}
+COMMAND = 'torchrun --nproc-per-node 4 -m trl.scripts.sft --config sft.yaml --dataset_name "$D"\n'
+
+
+def checked(folder: Path, document: dict[str, Any], command: str = COMMAND) -> CheckedFile:
+    """Return the result of checking a script that starts TRL with a YAML file."""
+    (folder / "sft.yaml").write_text(yaml.safe_dump(document))
+    (folder / "launch.sh").write_text(command)
+    return read_checked(str(folder / "launch.sh"), world_size=4, gpu="h100-80gb")
+
+
+def run_in(found: CheckedFile) -> Run:
+    """Return the priced run of a file; its absence fails the test."""
+    assert found.run is not None, found.findings
+    return found.run
+
+
+def test_the_yaml_of_trl_is_its_command(tmp_path: Path) -> None:
+    """The same words give the same run in a file and on the command, where they count more."""
+    words = " ".join(f"--{key} {value}" for key, value in LORA.items())
+    command = f"torchrun --nproc-per-node 4 -m trl.scripts.sft {words}\n"
+    in_file, alone = checked(tmp_path, LORA), checked(tmp_path, {}, command)
+    assert run_in(in_file) == replace(run_in(alone), name=run_in(in_file).name)
+    assert not in_file.withdrawn
+    over = checked(tmp_path, LORA, COMMAND.replace("--config", "--max_length 2048 --config"))
+    assert run_in(over).seq_length == 2048
+
+
+def test_a_yaml_alone_is_checked(tmp_path: Path) -> None:
+    """sft.yaml is read without the script that starts it, as plain data parallelism."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(yaml.safe_dump(LORA))
+    alone = read_checked(str(path), world_size=4, gpu="h100-80gb")
+    assert replace(run_in(alone), name="") == replace(run_in(checked(tmp_path, LORA)), name="")
+
+
+def test_defaults_of_trl(tmp_path: Path) -> None:
+    """Without words, TRL 1.16 has 1,024 tokens, 8 sequences, recomputation and bf16."""
+    found = run_in(checked(tmp_path, {"model_name_or_path": "Qwen/Qwen3-8B"}))
+    assert (found.seq_length, found.strategy.micro_batch, found.strategy.micro_batches) == (
+        1024,
+        8,
+        1,
+    )
+    assert found.strategy.recomputed.kind == "full"
+    assert found.runtime.precision.kind == "bf16"
+    assert found.runtime.optimizer.fused
+    assert found.kernels.loss == "trl"
+    off = run_in(checked(tmp_path, {**LORA, "gradient_checkpointing": False, "bf16": False}))
+    assert off.strategy.recomputed.kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "float32"),
+        ("use_liger_kernel", True),
+        ("loss_type", "dft"),
+        ("model_init_kwargs", {"use_kernels": True}),
+        ("gradient_checkpointing_kwargs", {"selective": True}),
+        ("activation_offloading", True),
+        ("use_dora", True),
+        ("lora_modules_to_save", ["lm_head"]),
+        ("load_in_2bit", True),
+        ("no_such_word", 3),
+    ],
+)
+def test_words_without_a_price_withdraw_the_verdict(tmp_path: Path, key: str, value: Any) -> None:
+    """A word that is not priced or not known leaves no verdict, in a section as well."""
+    found = checked(tmp_path, {**LORA, key: value})
+    assert found.withdrawn or found.run is None
+
+
+def test_harmless_words_keep_it(tmp_path: Path) -> None:
+    """Words of data, output and packing, and switches that are off, change nothing."""
+    more = {
+        "packing": True,
+        "dataset_name": "a/b",
+        "lora_alpha": 64,
+        "activation_offloading": False,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "report_to": "none",
+    }
+    plain, found = checked(tmp_path, LORA), checked(tmp_path, {**LORA, **more})
+    assert not found.withdrawn
+    assert run_in(found) == run_in(plain)
+
+
+def test_a_missing_yaml_is_no_crash(tmp_path: Path) -> None:
+    """Without its file, the words of the command alone are read, and the model is missing."""
+    (tmp_path / "launch.sh").write_text(COMMAND.replace("torchrun", "accelerate launch"))
+    found = read_checked(str(tmp_path / "launch.sh"), world_size=4, gpu="h100-80gb")
+    assert found.run is None
+
+
+def test_shipped_models_are_named_by_their_repository(tmp_path: Path) -> None:
+    """An export names weights of the Hugging Face hub, and asks for the data alone."""
+    run = run_in(checked(tmp_path, LORA))
+    place = ExportTarget(num_nodes=1, gpus_per_node=4, model="llama3-8b")
+    found = written(run, engine="accelerate", place=place)
+    document = yaml.safe_load(found.files["sft.yaml"])
+    assert document["model_name_or_path"] == "meta-llama/Meta-Llama-3-8B"
+    assert {*found.files} == {"autopar_accelerate.yaml", "sft.yaml"}
+    assert found.launch.count(":?") == 1
+    assert "DATA_PATH:?" in found.launch
+    assert found.losses == ()
+
+
+@pytest.mark.parametrize("keeper", ["accelerate", "deepspeed"])
+def test_what_is_written_has_the_price_of_what_runs(keeper: Any) -> None:
+    """Peak and time of the files, read back, are those of the run."""
+    for run in some(torch_runs(keeper=keeper, trl=True), 12):
+        place = ExportTarget(num_nodes=1, gpus_per_node=run.strategy.gpus)
+        found = written(run, engine=keeper, place=place).runs
+        assert account_of(found).peak_bytes == account_of(run).peak_bytes
+        assert replace(job_of_run(found), name="") == replace(job_of_run(run), name="")
+
+
+def test_memory_of_the_tiled_loss() -> None:
+    """One tile and fp32 gradients, counted by hand: no tensor of tokens times vocabulary."""
+    run = next(
+        one
+        for one in some(torch_runs(keeper="accelerate", trl=True), 60)
+        if one.runtime.adapters is not None and one.runtime.precision.kind == "bf16"
+    )
+    tokens = run.strategy.micro_batch * run.seq_length // run.split.cp
+    tile = min(tokens, 4096) * 32768 * 2
+    hidden = run.model.hidden
+    assert torch_layers.loss_bytes(run) == tile + 4 * tokens * hidden
+    # the normed hidden states are the input of a head that is computed again
+    kernels = replace(run.kernels, loss="whole")
+    whole = replace(run, runtime=replace(run.runtime, kernels=kernels))
+    saved = torch_layers.final_bytes(run) - torch_layers.final_bytes(whole)
+    assert saved == 2 * tokens * hidden
+    trained = replace(run, runtime=replace(run.runtime, adapters=None))
+    head = torch_layers.loss_bytes(trained) - torch_layers.loss_bytes(run)
+    assert head == 4 * run.model.vocab * hidden
+
+
+FACTORY: dict[str, Any] = {
+    # examples/train_qlora/llama3_lora_sft_bnb_npu.yaml and train_lora/qwen3_lora_sft.yaml
+    "model_name_or_path": "Qwen/Qwen3-8B",
+    "quantization_bit": 4,
+    "trust_remote_code": True,
+    "image_max_pixels": 262144,
+    "stage": "sft",
+    "do_train": True,
+    "finetuning_type": "lora",
+    "lora_rank": 16,
+    "lora_target": "all",
+    "dataset": "identity,alpaca_en_demo",
+    "template": "qwen3_nothink",
+    "cutoff_len": 2048,
+    "max_samples": 1000,
+    "preprocessing_num_workers": 16,
+    "output_dir": "saves/qwen3-8b/lora/sft",
+    "logging_steps": 10,
+    "plot_loss": True,
+    "report_to": "none",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 8,
+    "learning_rate": 1.0e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.1,
+    "bf16": True,
+    "ddp_timeout": 180000000,
+    "resume_from_checkpoint": None,
+}
+
+
+def factory(folder: Path, document: dict[str, Any], command: str = "") -> CheckedFile:
+    """Return the result of checking a YAML file of LLaMA-Factory, alone or started by a command."""
+    (folder / "train.yaml").write_text(yaml.safe_dump(document))
+    (folder / "run.sh").write_text(command)
+    path = folder / ("run.sh" if command else "train.yaml")
+    return read_checked(str(path), world_size=8, gpu="h100-80gb")
+
+
+def test_a_yaml_of_llamafactory(tmp_path: Path) -> None:
+    """A published example is priced: QLoRA of all linear layers, recomputed by default."""
+    found = factory(tmp_path, FACTORY)
+    run = run_in(found)
+    assert found.trainer == "LLaMA-Factory"
+    assert not found.withdrawn
+    assert run.runtime.adapters is not None
+    assert (run.runtime.adapters.rank, run.runtime.adapters.base) == (16, "nf4")
+    assert len(run.runtime.adapters.targets) == 6
+    assert run.strategy.recomputed.kind == "full"
+    assert (run.strategy.micro_batch, run.strategy.micro_batches) == (2, 8)
+    assert run.kernels.loss == "whole"
+
+
+def test_commands_of_llamafactory(tmp_path: Path) -> None:
+    """Its launcher, torchrun and accelerate start the same run; KEY=VALUE overrides the file."""
+    alone = run_in(factory(tmp_path, FACTORY))
+    for command in (
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n",
+        "torchrun --nproc_per_node 8 src/train.py train.yaml\n",
+        "accelerate launch --num_processes 8 --multi_gpu -m llamafactory.launcher train.yaml\n",
+    ):
+        found = factory(tmp_path, FACTORY, command)
+        assert replace(run_in(found), name="") == replace(alone, name="")
+    command = "FORCE_TORCHRUN=1 llamafactory-cli train train.yaml cutoff_len=1024 dataset=$D\n"
+    assert run_in(factory(tmp_path, FACTORY, command)).seq_length == 1024
+    with pytest.raises(DocumentError):
+        factory(tmp_path, FACTORY, "NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n")
+
+
+def test_llamafactory_with_deepspeed(tmp_path: Path) -> None:
+    """The file of DeepSpeed that the YAML names is read from the folder of the YAML."""
+    zero = {"stage": 3, "overlap_comm": False}
+    auto = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
+    (tmp_path / "ds.json").write_text(json.dumps({**auto, "zero_optimization": zero}))
+    found = factory(tmp_path, {**FACTORY, "deepspeed": "ds.json"})
+    assert found.trainer == "LLaMA-Factory"
+    assert run_in(found).split.zero == 3
+    assert run_in(found).runtime.states.keeper == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_galore", True),
+        ("use_unsloth", True),
+        ("stage", "dpo"),
+        ("finetuning_type", "freeze"),
+        ("pure_bf16", True),
+        ("shift_attn", True),
+        ("additional_target", "embed_tokens"),
+        ("use_dft_loss", True),
+        ("no_such_word", 3),
+    ],
+)
+def test_words_of_llamafactory_without_a_price(tmp_path: Path, key: str, value: Any) -> None:
+    """A word that changes memory or time without a formula leaves no verdict."""
+    found = factory(tmp_path, {**FACTORY, key: value})
+    assert found.withdrawn or found.run is None
+
+
+AXOLOTL: dict[str, Any] = {
+    # examples/llama-3/qlora-1b.yml of axolotl, with its kernels off
+    "base_model": "meta-llama/Meta-Llama-3-8B",
+    "load_in_8bit": False,
+    "load_in_4bit": True,
+    "datasets": [{"path": "teknium/GPT4-LLM-Cleaned", "type": "alpaca"}],
+    "val_set_size": 0.1,
+    "output_dir": "./outputs/lora-out",
+    "adapter": "qlora",
+    "sequence_len": 2048,
+    "sample_packing": True,
+    "eval_sample_packing": True,
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+    "lora_target_modules": ["gate_proj", "down_proj", "up_proj", "q_proj", "v_proj", "o_proj"],
+    "wandb_project": None,
+    "gradient_accumulation_steps": 4,
+    "micro_batch_size": 2,
+    "num_epochs": 1,
+    "optimizer": "adamw_bnb_8bit",
+    "lr_scheduler": "cosine",
+    "learning_rate": 0.0002,
+    "bf16": "auto",
+    "tf32": False,
+    "gradient_checkpointing": True,
+    "logging_steps": 1,
+    "flash_attention": True,
+    "warmup_ratio": 0.1,
+    "evals_per_epoch": 4,
+    "saves_per_epoch": 1,
+    "weight_decay": 0.0,
+    "special_tokens": {"pad_token": "<|end_of_text|>"},
+    "lora_mlp_kernel": False,
+}
+
+
+def axolotl(folder: Path, document: dict[str, Any], command: str = "") -> CheckedFile:
+    """Return the result of checking a YAML file of axolotl, alone or started by a command."""
+    (folder / "a.yaml").write_text(yaml.safe_dump(document))
+    (folder / "run.sh").write_text(command)
+    path = folder / ("run.sh" if command else "a.yaml")
+    return read_checked(str(path), world_size=4, gpu="h100-80gb")
+
+
+def test_a_yaml_of_axolotl(tmp_path: Path) -> None:
+    """A published example is priced, alone and with its commands."""
+    found = axolotl(tmp_path, AXOLOTL)
+    run = run_in(found)
+    assert (found.trainer, not found.withdrawn) == ("axolotl", True)
+    assert run.runtime.adapters is not None
+    assert (run.runtime.adapters.rank, run.runtime.adapters.base) == (32, "nf4")
+    assert run.runtime.optimizer.kind == "adam8bit"
+    assert (run.seq_length, run.strategy.micro_batch, run.strategy.micro_batches) == (2048, 2, 4)
+    assert not run.kernels.repeated_heads
+    for command in (
+        "axolotl train a.yaml\n",
+        "torchrun --nproc-per-node 4 -m axolotl.cli.train a.yaml\n",
+        "accelerate launch --num_processes 4 --multi_gpu -m axolotl.cli.train a.yaml\n",
+    ):
+        started = axolotl(tmp_path, AXOLOTL, command)
+        assert replace(run_in(started), name="") == replace(run, name="")
+
+
+def test_fsdp_of_axolotl(tmp_path: Path) -> None:
+    """Its section of FSDP is that of accelerate, without a prefix."""
+    section = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}
+    found = axolotl(tmp_path, {**AXOLOTL, "fsdp_version": 2, "fsdp_config": section})
+    assert not found.withdrawn
+    assert run_in(found).split.zero == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lora_mlp_kernel", None),  # on by default
+        ("gradient_checkpointing", "offload"),
+        ("plugins", ["axolotl.integrations.liger.LigerPlugin"]),
+        ("chunked_cross_entropy", True),
+        ("context_parallel_size", 2),
+        ("adapter", None),  # states in 16 bits
+        ("no_such_word", 3),
+    ],
+)
+def test_words_of_axolotl_without_a_price(tmp_path: Path, key: str, value: Any) -> None:
+    """A word, or a default, that changes memory or time without a formula leaves no verdict."""
+    found = axolotl(tmp_path, {**AXOLOTL, key: value})
+    assert found.withdrawn or found.run is None
+
+
+@pytest.mark.parametrize("program", ["llamafactory", "axolotl"])
+def test_a_plan_for_another_program_has_its_price(tmp_path: Path, program: str) -> None:
+    """Other programs hold all logits; an export prices them, in search plans and read ones."""
+    run = run_in(checked(tmp_path, LORA))
+    trained = as_trained(program, run)
+    place = ExportTarget(num_nodes=1, gpus_per_node=4, model="llama3-8b")
+    found = written(trained, engine=program, place=place)
+    assert found.losses == ()
+    assert account_of(found.runs).peak_bytes == account_of(trained).peak_bytes
+    assert account_of(trained).peak_bytes > account_of(run).peak_bytes
+    assert found.launch.count(":?") == 1
+    assert "DATA_PATH:?" in found.launch
+
+
+def test_time_of_the_tiled_loss() -> None:
+    """The head runs again in the backward pass, and logits are read in 16 bits."""
+    _, machine, job = dense_case(3)
+    plain = {one.name: one for one in head_times(machine, replace(job, tiled_loss=False))}
+    tiled = {one.name: one for one in head_times(machine, replace(job, tiled_loss=True))}
+    head, again = plain["head"], tiled["head"]
+    assert again.input_s == pytest.approx(head.input_s + head.forward_s)
+    assert (again.forward_s, again.weight_s) == (head.forward_s, head.weight_s)
+    assert tiled["loss"].forward_s < plain["loss"].forward_s
+    assert tiled["final norm"] == plain["final norm"]
