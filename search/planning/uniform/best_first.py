@@ -443,7 +443,8 @@ class _Search:
         unit, choice = entry.unit, entry.choice
         assert unit is not None, "stages have a unit"
         seconds = self.openings.reduced_s(unit, choice, entry.seconds * choice.global_batch)
-        self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
+        if seconds < math.inf:
+            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
     def open_stages(self, entry: _QueueEntry) -> None:
         """Push the allowed schedules and numbers of chunks that may fit."""

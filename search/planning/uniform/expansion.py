@@ -531,9 +531,13 @@ class CandidateExpander:
         return staging.stages, least
 
     def reduced_s(self, unit: DegreeTimes, choice: Candidate, seconds: float) -> float:
-        """Return a lower bound of step seconds from that of pipeline seconds."""
+        """Return a lower bound of step seconds from that of pipeline seconds.
+
+        Infinite if no sharding is legal: numbers of stages are shared by all settings of degrees.
+        """
         shardings = [self.sharded(choice, zero) for zero in self.zeros(choice)]
-        return min(float(reduced_s(self.prices, unit, one, seconds)) for one in shardings)
+        found = (float(reduced_s(self.prices, unit, one, seconds)) for one in shardings)
+        return min(found, default=np.inf)
 
     def pipelines_s(
         self, unit: DegreeTimes, choice: Candidate
@@ -541,16 +545,17 @@ class CandidateExpander:
         """Yield the pipelines with a layout that may fit, and lower bounds of step seconds."""
         laid = [(one, self._partitions(unit, one)) for one in self.pipelines(choice)]
         laid = [(one, some) for one, some in laid if some]
-        if not laid:
+        shardings = [self.sharded(choice, zero) for zero in self.zeros(choice)]
+        if not laid or not shardings:
             return
         parts = partitions_of(
             self.prices,
             unit,
             [replace(one, chunks=layout) for one, some in laid for layout in some],
         )
-        every = [self._least_s(unit, self.sharded(choice, z), parts) for z in self.zeros(choice)]
+        every = [self._least_s(unit, one, parts) for one in shardings]
         first = np.cumsum([0, *(len(some) for _, some in laid[:-1])])
-        least = np.minimum.reduceat(np.min(every, axis=0, initial=np.inf), first)
+        least = np.minimum.reduceat(np.min(every, axis=0), first)
         for (one, _), seconds in zip(laid, least.tolist(), strict=True):
             if seconds < np.inf:
                 yield one, seconds
