@@ -19,11 +19,11 @@ from search.commands.export import run as export
 from search.commands.search import run
 from search.engines.plans import ExporterSpace, space_of
 from search.engines.table import EXPORTERS
-from search.planning import choose as choosing
 from search.planning.choose import SearchChoice, chosen, searches_all_engines
 from search.planning.layered.parts import ChosenPlans, choose
 from search.planning.session import open_session
 from search.planning.uniform.files import is_launch
+from search.questions import goals
 from search.request.request import Request, build_request
 
 pytestmark = pytest.mark.whole
@@ -356,7 +356,7 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
         assert found.launches is not None
         return replace(found, lines=lines, launches=replace(found.launches, lines=lines))
 
-    monkeypatch.setattr(choosing, "chosen", scaled)
+    monkeypatch.setattr(goals, "chosen", scaled)
     out = tmp_path / "found.json"
     assert run([*SAID, "--json", str(out), "--output-config-path", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
