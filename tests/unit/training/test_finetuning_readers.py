@@ -104,13 +104,14 @@ def test_a_script_trains_adapters() -> None:
 
 @pytest.mark.parametrize("name", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"])
 def test_a_script_has_moments_of_8_bits(name: str) -> None:
-    """A quarter of fp32's bytes, those of the embedding left out."""
+    """A quarter of fp32's bytes and scales; paged moments can move to the host."""
     assert deepspeed({}, optim=(name,)).runtime.optimizer.kind == "adam8bit"
     small, wide = (
-        {term.name: term.num_bytes for term in account_of(run).states}["Adam moments"]
+        {term.name: term.num_bytes for term in account_of(run).states}.get("Adam moments", 0)
         for run in (deepspeed({}, optim=(name,)), deepspeed({}, optim=("adamw_torch",)))
     )
-    assert 0.25 < small / wide < 0.3
+    share = 0.0 if name.startswith("paged") else (2 + 8 / 256) / 8
+    assert small == pytest.approx(share * wide, rel=1e-6)
 
 
 def test_accelerate_offloads_what_is_sharded() -> None:
