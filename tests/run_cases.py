@@ -531,6 +531,24 @@ def torch_runs(
         contiguous=contiguous,
         prefetch=one(50_000_000, 12_345),
     )
+    adapters = one(
+        None,
+        None,
+        Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
+        Adapters(
+            rank=32,
+            targets=frozenset({"projection", "fc1", "fc2"}),
+            # tensor ranks split no quantised weights; adapters beside them have 16 bits
+            base="nf4" if tp == 1 and (keeper, kind) != ("accelerate", "fp32") else "16 bits",
+        ),
+    )
+    if keeper == "deepspeed" and tp > 1:
+        adapters = None  # AutoTP splits no adapters
+    optimizer = _host_states(d, keeper, zero)
+    if keeper == "accelerate" and adapters is not None and adapters.base != "16 bits":
+        # scripts cast adapters of quantised weights to 16 bits
+        moments = 4 if optimizer.kind == "adam" else optimizer.moments_bytes
+        optimizer = replace(optimizer, master_bytes=0, moments_bytes=moments)
     return run_of(
         decoder(
             layers=layers,
@@ -564,21 +582,8 @@ def torch_runs(
         runtime=Runtime(
             engine=keeper,
             precision=Precision(kind=kind),
-            optimizer=_host_states(d, keeper, zero),
-            # AutoTP splits no adapters
-            adapters=None
-            if keeper == "deepspeed" and tp > 1
-            else one(
-                None,
-                None,
-                Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
-                Adapters(
-                    rank=32,
-                    targets=frozenset({"projection", "fc1", "fc2"}),
-                    # tensor ranks split no quantised weights
-                    base="nf4" if tp == 1 else "16 bits",
-                ),
-            ),
+            optimizer=optimizer,
+            adapters=adapters,
             states=States(
                 keeper=keeper,
                 wide_gradients=one(None, True, *(() if kind == "fp32" else (False,)))

@@ -206,7 +206,12 @@ def solved_goal(raw: Mapping[str, object], request: Request) -> GoalAnswer:
     shape = best or parts[-1]
     if shape != whole:
         request = build_request(_options_on(raw, request, question, search.hardware(shape)))
-        route = route_of(request)
+    if best is not None and search.wanted:
+        # a safer plan must reach the wanted throughput, too
+        spare = max(search.rates[best] / search.wanted - 1.0, 0.0)
+        within = min(request.options.within, spare)
+        request = replace(request, options=replace(request.options, within=within))
+    route = route_of(request)
     found = chosen(request, route, search.spaces.get(shape))
     reached = None
     # without --use and --goal, an answer for all GPUs needs no mention

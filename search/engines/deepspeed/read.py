@@ -50,6 +50,7 @@ from search.engines.huggingface.script import (
     Flags,
     ScriptOptions,
     ScriptWords,
+    is_axolotl,
     takes_factory_words,
     translated,
 )
@@ -257,10 +258,10 @@ def script_of(
         steps=words.number("max-steps"),
         adapters=adapters,
         narrow=weights_are_narrow(words),
-        # TRL and qlora.py cast them, LLaMA-Factory leaves them in fp32
+        # TRL and qlora.py cast them, LLaMA-Factory and axolotl leave them in fp32
         narrow_adapters=adapters is not None
         and adapters.base != "16 bits"
-        and not takes_factory_words(flags, asked.program),
+        and not (takes_factory_words(flags, asked.program) or is_axolotl(asked.program)),
         kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,
         notes=meant.taken,

@@ -19,6 +19,7 @@ from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
+from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, model_named
@@ -109,9 +110,18 @@ def _repository_of(model: Model, name: str | None, *, always: bool = False) -> s
 
 
 def as_trainer(run: Run) -> Run:
-    """Return a run with the loss of transformers' Trainer, which holds all logits in fp32."""
-    kernels = replace(run.kernels, loss="whole")
-    return replace(run, runtime=replace(run.runtime, kernels=kernels))
+    """Return a run with the loss of transformers' Trainer, which holds all logits in fp32.
+
+    Adapters have 32 bits, as PEFT makes them.
+    """
+    runtime, kernels = run.runtime, replace(run.kernels, loss="whole")
+    optimizer = runtime.optimizer
+    if runtime.adapters is not None and optimizer.master_bytes == 0:
+        plain = Optimizer()
+        optimizer = replace(
+            optimizer, master_bytes=plain.master_bytes, moments_bytes=plain.moments_bytes
+        )
+    return replace(run, runtime=replace(runtime, kernels=kernels, optimizer=optimizer))
 
 
 def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:

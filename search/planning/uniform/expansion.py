@@ -426,7 +426,9 @@ class CandidateExpander:
 
     def _table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
         inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
-        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
+        # rules on stages and ZeRO stages may read kind and dispatcher
+        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision,
+               degree.cp_kind, degree.dispatcher)  # fmt: skip
         staging = self._stagings.get(key)
         if staging is None:
             staging = self._stagings[key] = self._staging_of(unit, degree)

@@ -153,10 +153,11 @@ def _why_not_fastest(one: EngineResult, chosen: PricedRun) -> str:
     """Return the gain of the fastest plan over the chosen one, and what it costs."""
     fastest = one.fastest
     assert fastest is not None, "the chosen plan is nearly as fast"
-    gain = f"{(fastest.samples_per_s / chosen.samples_per_s - 1.0) * 100:.1f} %"
+    share = fastest.samples_per_s / chosen.samples_per_s - 1.0
+    gain = f"{share * 100:.1f} % faster" if share >= 0.0005 else "as fast"
     risk = f"an {OOM_TRAIT} of {format_probability(fastest.assessment.odds_of_oom)}"
     costs = [risk if name == OOM_TRAIT else name for name in avoided(fastest, chosen)]
-    return f"{gain} faster, with {' and '.join(costs)} (--within 0)"
+    return f"{gain}, with {' and '.join(costs)} (--within 0)"
 
 
 def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.whole
 
 Capture = pytest.CaptureFixture[str]
 _ASKED = ("--model", "llama3-8b", "--settle-bsz", "32", "--engine", "megatron")
-_NONE = ("--output-config-path", "none", "--top", "0")
+# parts are compared by their fastest plans
+_NONE = ("--output-config-path", "none", "--top", "0", "--within", "0")
 
 
 @pytest.fixture(autouse=True)
@@ -228,3 +229,22 @@ def test_bounds_of_all_sizes_hold_on_each(model: str, hardware: str, more: dict[
         assert np.all(seconds >= bound * (1.0 - 1e-9))
         tight |= bool(np.any(seconds <= bound * 1.1))
     assert tight
+
+
+def test_a_chosen_plan_reaches_the_wanted_throughput() -> None:
+    """A safer plan within 1 % of the fastest is not the answer where it is too slow."""
+    asked = (
+        *("--model", "llama3-8b", "--engine", "megatron", "--seq-length", "8192"),
+        *("--settle-bsz", "1024", "--hardware", "h100:8x8", "--output-config-path", "none"),
+    )
+
+    def rate(*words: str) -> float:
+        assert search_command.run([*asked, *words, "--json", "one.json"]) == 0
+        document = json.loads(Path("one.json").read_text())
+        return float(document["launch"]["samples_per_s"] * document["seq_length"])
+
+    fastest = rate("--within", "0")
+    assert rate() < fastest
+    wanted = 0.9999 * fastest
+    goal = ("--goal", "fewest-gpus", "--use", "64", "--tokens-per-s", str(wanted))
+    assert rate(*goal) >= wanted

@@ -373,7 +373,7 @@ def test_samples_shorter_than_the_sequence_length_decide_whether_it_fits(
     tmp_path: Path, capsys: Any
 ) -> None:
     """Rows padded to the longest sample need less memory than full ones."""
-    path = str(script(tmp_path, rows=8))
+    path = str(script(tmp_path, rows=12))
     words = [path, "--hardware", "h100:1x8", "--strict", "--no-neighbours", "--json", "-"]
     assert check.run(words) == 1
     full = json.loads(capsys.readouterr().out)["launches"][0]
