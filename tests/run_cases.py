@@ -538,7 +538,7 @@ def torch_runs(
         Adapters(
             rank=32,
             targets=frozenset({"projection", "fc1", "fc2"}),
-            # tensor ranks split no quantised weights; adapters beside them have 16 bits
+            # tensor ranks split no quantised weights; adapters on them have 16 bits
             base="nf4" if tp == 1 and (keeper, kind) != ("accelerate", "fp32") else "16 bits",
         ),
     )

@@ -28,9 +28,10 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 
 
 _ADAFACTOR_BYTES = 80.0
-"""Bytes per parameter that Adafactor of transformers reads and writes in fp32 kernels: the square
-and the sum with epsilon (16), two means (8), the outer product (4), the product with the gradient
-(12), its norm (4), two scalings (16), the negation (8) and the weight (12)."""
+"""Bytes per parameter that Adafactor of transformers reads and writes in fp32 kernels.
+
+Square and sum with epsilon (16), two means (8), outer product (4). Product with the gradient (12),
+its norm (4), two scalings (16), negation (8), weight (12)."""
 
 
 def job_of_run(run: Run, *, skew: float = 1.0) -> Job:

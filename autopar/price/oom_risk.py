@@ -50,10 +50,10 @@ PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
     "few runs": (0.975, 1.045),
 }
 """90 % interval of measured over predicted peaks, by kind of run, from errors on runs that were not
-used while the count was written. The count has used the shipped runs, whose errors are smaller and
-would make probabilities of OOM too low (docs/concepts/memory.md, held-out runs). `experts` exchange
-tokens by all-to-all or a fused dispatcher, and natural routing decides how many a rank receives;
-`gathered experts` gather all tokens."""
+used while the count was written. The count has used the shipped runs. Their errors are smaller and
+would make probabilities of OOM too low (docs/concepts/memory.md, held-out runs). Runs of `experts`
+exchange tokens by all-to-all or a fused dispatcher, and natural routing decides how many a rank
+receives; `gathered experts` gather all tokens."""
 _NORMAL_ERRORS = frozenset({"experts", "gathered experts", "Muon", "other mixers"})
 """Kinds whose interval is the spread of all of their runs. Of the others most are almost exact, and
 few are far off."""

@@ -44,7 +44,7 @@ class Adapters(Record):
     rank: int = 32
     targets: frozenset[Target] = frozenset(DENSE_TARGETS)
     fused: bool | Literal["qkv"] = False
-    """True if queries, keys and values share one adapter, and so do both halves of a gated MLP
+    """True if queries, keys and values share one adapter. So do both halves of a gated MLP
     (Megatron's `linear_qkv`, `linear_fc1`). `qkv`: only queries, keys and values do (torchtitan's
     `wqkv`; `w1` and `w3` have an adapter each)."""
     shared_by_experts: bool = False

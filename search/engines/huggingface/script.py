@@ -141,7 +141,7 @@ class Program(Record):
 
 
 def program_of(path: Path) -> Program:
-    """Return what a Python file declares; nothing if it is missing, over 1 MiB or not Python."""
+    """Return declarations of a Python file; none if it is missing, over 1 MiB or not Python."""
     found, prepared = set[str](), False
     with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:

@@ -292,9 +292,9 @@ def answer(
 
     shares : division of the time limit among searches. By default, that of the question with one
         search per engine.
-    grace_s : additional CPU seconds for each engine without a plan at its time limit; default:
-        `search.planning.uniform.best_first.GRACE_S`
-    spaces : searches of this request by engine variant, which are continued
+    grace_s : additional CPU seconds for each engine without a plan at its time limit. The default
+        is `search.planning.uniform.best_first.GRACE_S`.
+    spaces : searches of this request by engine variant, which are continued.
     """
     from search.planning.uniform.best_first import GRACE_S, LEAST_S
     from search.planning.uniform.choice import SAFE_SHARE, choose

@@ -47,7 +47,7 @@ OOM_TRAIT = "OOM probability"
 
 
 def avoided(fastest: PricedRun, chosen: PricedRun) -> tuple[str, ...]:
-    """Return what the fastest plan has and the chosen one does not, by the names of `TRAITS`.
+    """Return the names of `TRAITS` of the fastest plan that the chosen one avoids.
 
     `OOM_TRAIT` stands first if only the chosen plan has an OOM probability of at most `SAFE_RISK`.
     """

@@ -150,7 +150,7 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
 
 
 def _why_not_fastest(one: EngineResult, chosen: PricedRun) -> str:
-    """Return the gain of the fastest plan over the chosen one, and what it costs."""
+    """Return the gain of the fastest plan over the chosen one, and its costs."""
     fastest = one.fastest
     assert fastest is not None, "the chosen plan is nearly as fast"
     share = fastest.samples_per_s / chosen.samples_per_s - 1.0
