@@ -136,7 +136,7 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
     live = [0] * len(chunks)
     waiting: set[int] = set()
     events = order(run, stage)
-    partners = _partners(run, stage, events)
+    partners = partners_of(run, stage, events)
     for place, event in enumerate(events):
         if event.kind == "forward":
             live[event.chunk] += 1
@@ -156,7 +156,7 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
                 waiting.discard(event.micro_batch)
 
 
-def _partners(run: Run, stage: int, events: Sequence[Event]) -> dict[int, int]:
+def partners_of(run: Run, stage: int, events: Sequence[Event]) -> dict[int, int]:
     """Return the chunk of the merged event by place of an event, for expert-parallel overlap.
 
     A forward after the warm-up runs merged with the backward that follows it (Megatron-Core

@@ -344,8 +344,9 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
             del lone[name]
     if lone:
         name, value = next(iter(lone.items()))
+        typed = f"--{name}" if value is True else f"--{name} {value}"
         raise OptionError(
-            f"--{name} {value}: an option of uniform plans, not of per-layer plans{_beside(why)}",
+            f"{typed}: an option of uniform plans, not of per-layer plans{_beside(why)}",
             remedy=remedy.format(name),
         )
     if rules:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.price.account import Account, Term, moment_terms
-from autopar.price.peak import Event, Moment
+from autopar.price.peak import Event, Moment, partners_of
 from autopar.records import Record
 from autopar.run.plan import Prediction
 from autopar.run.run import Run
@@ -65,8 +65,11 @@ def launch_memory(
         rows: dict[object, int] = {}
         moments: list[dict[str, float]] = [_joined(account.states)]
         at = []
-        for moment in _moments(track, heads, splits=not run.kernels.torch_layers):
-            key = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
+        for moment in _moments(run, account.stage, track, heads):
+            key = (
+                *(moment.event.kind, moment.event.chunk, moment.live),
+                *(moment.waiting_logits, moment.partner),
+            )
             if key not in rows:
                 rows[key] = len(moments)
                 moments.append(_joined(terms_at(moment)))
@@ -75,23 +78,29 @@ def launch_memory(
     return tuple(found)
 
 
-def _moments(track: Track, heads: Sequence[bool], *, splits: bool) -> Iterator[Moment]:
+def _moments(run: Run, stage: int, track: Track, heads: Sequence[bool]) -> Iterator[Moment]:
     """Yield the work of a stage with its live micro-batches, like `autopar.price.peak.moments`.
 
-    splits : True for engines without split backward passes; each half counts as a full backward.
+    For engines without split backward passes, each half counts as a full backward.
     """
     live = [0] * len(heads)
     waiting: set[int] = set()
-    for work in track.work:
-        kind = _KINDS[work.kind]
-        if splits and kind in ("inputs", "weights"):
-            kind = "backward"
-        if kind == "forward":
+    kinds = [_KINDS[work.kind] for work in track.work]
+    if not run.kernels.torch_layers:
+        kinds = ["backward" if kind in ("inputs", "weights") else kind for kind in kinds]
+    events = [
+        Event(kind=kind, chunk=work.chunk, micro_batch=work.micro_batch)  # type: ignore[arg-type]
+        for kind, work in zip(kinds, track.work, strict=True)
+    ]
+    partners = partners_of(run, stage, events)
+    for place, (event, work) in enumerate(zip(events, track.work, strict=True)):
+        if event.kind == "forward":
             live[work.chunk] += 1
         yield Moment(
-            event=Event(kind=kind, chunk=work.chunk, micro_batch=work.micro_batch),  # type: ignore[arg-type]
+            event=event,
             live=tuple(live),
             waiting_logits=bool(waiting),
+            partner=partners.get(place),
         )
         if work.kind in "BW":
             live[work.chunk] -= 1

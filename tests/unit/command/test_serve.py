@@ -111,7 +111,7 @@ def test_a_client_asks_every_tool(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-LONG = {"model": "llama3-405b", "hardware": "h100:2048x8", "global_batch_size": 32768}
+LONG = {"model": "qwen3-235b-a22b", "hardware": "h100:2048x8", "global_batch_size": 131072}
 
 
 def _searches(folder: Path) -> Outcome:
