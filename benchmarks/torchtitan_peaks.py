@@ -2,13 +2,16 @@
 
 The runs are those of torchtitan's `benchmarks/llama3_h100_202412_torchtitan.md` and of
 `llama3-8b_h200_202506_trainy-whitefiber.md`. Their files are written from the settings given there.
-Memory is the maximum that PyTorch's allocator had reserved, as in the log.
+Memory is the maximum that PyTorch's allocator had reserved, as in the log
+(`tests/data/torchtitan_peaks.csv`).
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 from autopar.price.account import account_of
@@ -16,6 +19,8 @@ from autopar.run.run import Run
 from autopar.units import GIB
 from benchmarks.intervals import Covered, interval_of
 from search.engines.torchtitan.read import read_titan
+
+PEAKS = Path(__file__).resolve().parent.parent / "tests" / "data" / "torchtitan_peaks.csv"
 
 __all__ = ["RUNS", "Published", "peak_bytes", "read", "torch_layers_left_out"]
 
@@ -101,48 +106,58 @@ class Published(NamedTuple):
 
 
 def _run(
-    flavor: str, gpus: int, memory_gib: float, *, batch: int, seq: int = 8192, tp: int = 1,
+    flavor: str, gpus: int, *, batch: int, seq: int = 8192, tp: int = 1,
     cp: int = 1, pp: int = 1, compiled: bool = True, float8: bool = True, op: bool = False,
     pipeline: str = "",
-) -> Published:  # fmt: skip
+) -> tuple[str, int]:  # fmt: skip
     yes = {True: "true", False: "false"}
     text = _2024.format(
         flavor=flavor, batch=batch, seq=seq, tp=tp, cp=cp, pp=pp, compile=yes[compiled],
         float8=yes[float8], mode="selective" if op else "full",
         option='selective_ac_option = "op"' if op else "", pipeline=pipeline,
     )  # fmt: skip
-    return Published(text, gpus, memory_gib)
+    return text, gpus
 
 
-RUNS: dict[str, Published] = {
-    "8B eager": _run("8B", 8, 82.4, batch=2, compiled=False, float8=False, op=True),
-    "8B compiled": _run("8B", 8, 77.0, batch=2, float8=False, op=True),
-    "8B fp8": _run("8B", 8, 76.8, batch=2, op=True),
-    "8B eager, 128": _run("8B", 128, 67.0, batch=2, compiled=False, float8=False, op=True),
-    "8B compiled, 128": _run("8B", 128, 62.0, batch=2, float8=False, op=True),
-    "8B fp8, 128": _run("8B", 128, 61.8, batch=2, op=True),
-    "8B 32k": _run("8B", 8, 83.9, batch=1, seq=32768),
-    "8B 64k": _run("8B", 8, 84.2, batch=1, seq=65536, cp=2),
-    "8B 128k": _run("8B", 8, 84.0, batch=1, seq=131072, cp=4),
-    "8B 256k": _run("8B", 8, 84.5, batch=1, seq=262144, cp=8),
-    "70B": _run("70B", 256, 71.9, batch=16, tp=8),
+_FILES: dict[str, tuple[str, int]] = {
+    "8B eager": _run("8B", 8, batch=2, compiled=False, float8=False, op=True),
+    "8B compiled": _run("8B", 8, batch=2, float8=False, op=True),
+    "8B fp8": _run("8B", 8, batch=2, op=True),
+    "8B eager, 128": _run("8B", 128, batch=2, compiled=False, float8=False, op=True),
+    "8B compiled, 128": _run("8B", 128, batch=2, float8=False, op=True),
+    "8B fp8, 128": _run("8B", 128, batch=2, op=True),
+    "8B 32k": _run("8B", 8, batch=1, seq=32768),
+    "8B 64k": _run("8B", 8, batch=1, seq=65536, cp=2),
+    "8B 128k": _run("8B", 8, batch=1, seq=131072, cp=4),
+    "8B 256k": _run("8B", 8, batch=1, seq=262144, cp=8),
+    "70B": _run("70B", 256, batch=16, tp=8),
     "70B async": _run(
-        "70B", 256, 67.6, batch=16, tp=8, pipeline="enable_async_tensor_parallel = true"
+        "70B", 256, batch=16, tp=8, pipeline="enable_async_tensor_parallel = true"
     ),
-    "405B": _run("405B", 512, 82.5, batch=32, tp=8, pp=8,
+    "405B": _run("405B", 512, batch=32, tp=8, pp=8,
                  pipeline="enable_async_tensor_parallel = true"),
     "405B looped": _run(
-        "405B", 512, 72.7, batch=32, tp=8, pp=8,
+        "405B", 512, batch=32, tp=8, pp=8,
         pipeline='pipeline_parallel_schedule = "interleaved_1f1b"\n'
         "pipeline_parallel_microbatches = 16\nenable_async_tensor_parallel = true",
     ),
-    "405B 32k": _run("405B", 512, 75.3, batch=8, seq=32768, tp=8, pp=8),
-    "405B 64k": _run("405B", 512, 75.9, batch=8, seq=65536, tp=8, pp=8, cp=2),
-    "405B 128k": _run("405B", 512, 77.1, batch=8, seq=131072, tp=8, pp=8, cp=4),
-    "405B 256k": _run("405B", 512, 84.9, batch=8, seq=262144, tp=8, pp=8, cp=8),
-    "8B H200": Published(_H200, 32, 47.96),
-    "8B H200, 64": Published(_H200, 64, 46.97),
+    "405B 32k": _run("405B", 512, batch=8, seq=32768, tp=8, pp=8),
+    "405B 64k": _run("405B", 512, batch=8, seq=65536, tp=8, pp=8, cp=2),
+    "405B 128k": _run("405B", 512, batch=8, seq=131072, tp=8, pp=8, cp=4),
+    "405B 256k": _run("405B", 512, batch=8, seq=262144, tp=8, pp=8, cp=8),
+    "8B H200": (_H200, 32),
+    "8B H200, 64": (_H200, 64),
 }  # fmt: skip
+"""File and number of GPUs by run."""
+
+
+def _published() -> dict[str, Published]:
+    with PEAKS.open(encoding="utf-8", newline="") as file:
+        peaks = {row["run"]: float(row["reserved_gib"]) for row in csv.DictReader(file)}
+    return {name: Published(*found, peaks[name]) for name, found in _FILES.items()}
+
+
+RUNS = _published()
 
 
 def read(text: str, gpus: int) -> Run:

@@ -339,8 +339,10 @@ def _sampled(
 
     best = found.best
     assert best is not None, "there is a plan"
+    assert best.best is not None, "its engine has a plan"
     assert best.solved is not None, "it was searched"
-    first, *others = best.solved.solutions
+    first = best.best
+    others = [one for one in best.solved.solutions if one.choice != first.choice]
     skew = found.question.job.skew
     answer = with_lengths(first.assessment, best.target, samples, skew=skew)
     rows = length_rows(answer, best.target)
@@ -351,7 +353,7 @@ def _sampled(
         rates.append(own.real_tokens_per_s if fits else 0.0)
     gain = max(rates) / rates[0] - 1.0
     if gain > _LEAST_GAIN:
-        words = words_of(found.question, best.solved.solutions[rates.index(max(rates))])
+        words = words_of(found.question, [first, *others][rates.index(max(rates))])
         rows.append(("Faster with them", f"{words}: {gain * 100:.1f} % more real tokens/s"))
     return rows, lengths_entry(answer)
 

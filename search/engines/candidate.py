@@ -275,7 +275,8 @@ class TrainingSettings(Record):
 TRAINING = (
     Rule("training.sft", ("engine", "sft"),
          lambda engine, sft: sft * (engine not in ("deepspeed", "accelerate")),
-         "TRL's script does not train with {engine}"),
+         "TRL's script does not train with {engine}",
+         "Use --engine deepspeed or accelerate"),
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
          "{engine} has no block-scaled 8-bit Adam"),

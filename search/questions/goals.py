@@ -19,6 +19,7 @@ from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.run.rules import RuleError
 from autopar.units import format_bytes
 from search.engines.candidate import TrainingSettings
+from search.engines.table import NOISE
 from search.planning.choose import SearchChoice, chosen, route_of
 from search.planning.uniform.answer import (
     UniformRequest,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _STATES_BYTES = 12
 """Lower bound of bytes per parameter over all GPUs with Adam: two fp32 moments, an fp32 weight."""
-_WORTH = 1.01
+_WORTH = 1.0 + NOISE
 """Ratio of throughputs above which a part is faster than all GPUs."""
 _BY_SIZE = ("batch.", "grid.")
 """Beginnings of the ids of rules that may exclude all plans of one number of GPUs alone."""

@@ -468,3 +468,21 @@ def test_packed_rows_of_whole_samples_are_searched_as_full_ones() -> None:
     lengths = Lengths(values=(4096,), counts=(1000,))
     assert LengthsQuestion(lengths=lengths, batching="packed").attended(4096) is None
     assert LengthsQuestion(lengths=FEW, batching="packed-full").attended(4096) is None
+
+
+@pytest.mark.whole
+def test_lengths_price_the_plan_of_the_answer(tmp_path: Path, capsys: Any) -> None:
+    """Samples as long as a row: the real rate is that of the chosen plan, not of the fastest."""
+    samples = tmp_path / "full.txt"
+    samples.write_text("8192,1000\n", encoding="utf-8")
+    words = [
+        *("--model", "llama3-8b", "--hardware", "h100:8x8", "--engine", "megatron"),
+        *("--seq-length", "8192", "--global-batch-size", "1024", "--output-config-path", "none"),
+        *("--lengths", str(samples), "--batching", "packed", "--json", "-"),
+    ]
+    assert search.run(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["engines"][0]["avoided"]
+    own = document["lengths"]["batchings"][0]
+    rate = document["launch"]["samples_per_s"] * 8192 / 64
+    assert own["real_tokens_per_s_per_gpu"] == pytest.approx(rate, rel=1e-9)
