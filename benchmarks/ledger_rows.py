@@ -518,7 +518,7 @@ def _run(
                 capacity=1.0 if said.drops else None,
                 padded=said.drops,
                 grouped=True,
-                fused_permutation=True,
+                fused_permutation=not said.plain_permutation,
                 fused_mlp=said.fused_experts,
                 skew=NATURAL_SKEW if said.natural else 1.0,
             )
@@ -615,6 +615,8 @@ class _Said(Record):
     graphs: Literal["none", "partial", "full"] = "none"
     fused_dispatcher: bool = False
     fused_experts: bool = False
+    plain_permutation: bool = False
+    """True without the fused kernel that permutes tokens."""
     overlap_experts: bool = False
     fp8_attention: bool = False
     fp8_head: bool = False
@@ -647,6 +649,7 @@ def _said(cells: Mapping[str, str], settings: Mapping[str, Any], source: _Source
         overlap_experts="offloading" in notes if zoo else bool(settings.get("moe_a2a_overlap")),
         fused_dispatcher=bool(backend or named),
         fused_experts=bool(settings.get("cutedsl_fused_grouped_mlp")),
+        plain_permutation="no permute fusion" in notes,
         fp8_attention=bool(settings.get("fp8_dot_product_attention")),
         fp8_head=has_fp8_head(cells),
         adapters=_adapters(cells["source"]) if tuned else None,

@@ -17,6 +17,12 @@ _EMBEDDING_BYTES = 8.0
 """Bytes per element of the result: 2 read, 2 written, and 4 for the mask and the sum over ranks."""
 _PERMUTE_BYTES = {"forward": 8.0, "backward": 12.0}
 """Bytes per element of tokens sent to experts, counted from the kernels of Megatron-Core."""
+_SCATTERED_BYTES = 4.0
+"""Further bytes per element without `--moe-permute-fusion`.
+
+A fused kernel sums the rows of a token and writes the sum once. `scatter_add_` (forward, unpermute)
+and `index_add_` (backward of `index_select`, permute) read and write the sum for every row
+(moe_utils.py of Megatron-Core)."""
 
 
 def memory_bound_s(
@@ -133,12 +139,18 @@ def optimizer_s(
 
 
 def permute_s(
-    kernels: Kernels, tokens: ArrayLike, hidden: ArrayLike, *, backward: bool = False
+    kernels: Kernels,
+    tokens: ArrayLike,
+    hidden: ArrayLike,
+    *,
+    backward: bool = False,
+    fused: bool = True,
 ) -> F64:
     """Return the seconds of permuting routed `tokens` by expert and back, 8 (12) bytes per element.
 
-    `tokens` counts each copy that is sent to an expert.
+    `tokens` counts each copy that is sent to an expert. If not `fused`, 4 more bytes are moved.
     """
     elements = np.asarray(tokens, dtype=np.float64) * np.asarray(hidden)
     per_element = _PERMUTE_BYTES["backward" if backward else "forward"]
+    per_element += 0.0 if fused else _SCATTERED_BYTES
     return elements_s(kernels, elements, per_element, kind="permute", count=2)

@@ -146,6 +146,8 @@ class Job(Record):
     """CUDA graphs of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
     """True if the MLP of an expert is one kernel."""
+    fused_permutation: bool = True
+    """True if one kernel permutes tokens by expert."""
     dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
     router_fp32: bool = False
     """True if router probabilities are fp32; with `allgather` the combined output is fp32, too."""

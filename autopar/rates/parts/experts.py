@@ -118,7 +118,10 @@ def expert_parts(
     # factor.
     sorted_copies = own * (1 + job.etp) / 2
     forward, backward = (
-        slow * permute_s(machine.kernels, sorted_copies, inner, backward=side)
+        slow
+        * permute_s(
+            machine.kernels, sorted_copies, inner, backward=side, fused=job.fused_permutation
+        )
         for side in (False, True)
     )
     yield KernelTime("permute", "moe", "memory", forward, backward)
