@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, a usual value at the start of training."""
+_SAMPLES = 128
+"""Samples per step of fine-tuning if no batch is given, as in Alpaca's and Tulu's recipes."""
 
 
 class UniformRequest(Record):
@@ -209,14 +211,17 @@ def open_launches(
         if model.experts is None and typed:
             raise OptionError(f"--{name}: {spec.name} has no experts", remedy=f"Remove --{name}")
     world, domain = cluster_and_domain_gpus(card, nodes, per_node)
+    training = training_of(request.degrees)
     seq = spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
     else:
-        batch = world * max(1, round(_TOKENS / seq / world))
+        usual = _SAMPLES if training.fine_tunes else _TOKENS / seq
+        about = f"{_SAMPLES} samples" if training.fine_tunes else "4 Mi tokens"
+        batch = world * max(1, round(usual / world))
         batches = (batch,)
         assumed.append(
-            f"--global-batch-size {batch} (not given: about 4 Mi tokens, a multiple of the GPUs)"
+            f"--global-batch-size {batch} (not given: about {about}, a multiple of the GPUs)"
         )
     if inputs.seq_length is None:
         assumed.append(f"--seq-length {seq} (from the file of {spec.name})")
@@ -225,7 +230,6 @@ def open_launches(
     if engines is None:
         named = request.engine not in (None, "any")
         engines = (engine_space(str(request.engine)),) if named else spaces()
-    training = training_of(request.degrees)
     if training.lora_rank is not None:
         engines = tuple(map(tuning, engines))
     return UniformRequest(

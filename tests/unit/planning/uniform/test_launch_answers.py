@@ -704,6 +704,25 @@ def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:
         open_launches(build_request({**_SMALL, "num-nodes": "2"}))
 
 
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        ({}, 1024),  # 4 Mi tokens of 4,096
+        ({"lora": "8"}, 128),
+        ({"sft": True}, 128),
+        ({"lora": "8", "hardware": "h100:3x4"}, 132),  # a multiple of the GPUs
+    ],
+)
+def test_a_batch_that_is_not_given_is_that_of_the_kind_of_training(
+    given: dict[str, object], batch: int
+) -> None:
+    options = {"model": "llama2-7b", "hardware": "h100:1x8", "seq-length": "4096", **given}
+    question = route_of(build_request(options)).launches
+    assert question is not None
+    assert question.job.global_batches == (batch,)
+    assert any(f"--global-batch-size {batch} " in one for one in question.assumed)
+
+
 def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
     read = build_request(
         {"tp": "2,4", "recompute": "none,mlp+core_attn, block 4", "precision": "any"}
