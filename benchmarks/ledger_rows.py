@@ -288,7 +288,7 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         taken.append(f"global_batch={job.global_batch}")
     named = source.site.get(card.name)
     site = _site_named(named) if named is not None and use_site else None
-    machine = machine_of(card, stack, site)
+    machine = machine_of(card, stack, site, gpus=job.gpus)
     # nominal rates of adapters do not show the achieved ones
     known = site is not None and bool(site.known)
     return Run(

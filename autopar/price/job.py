@@ -112,7 +112,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         tiled_loss=runtime.kernels.loss == "trl",
         fused_rotary=runtime.kernels.fused_rotary,
         fused_experts=mixed and experts.fused_mlp,
-        fused_permutation=torch or experts.fused_permutation,
+        fused_permutation=torch or not mixed or experts.fused_permutation,
         skew=skew if not mixed or experts.skew is None else experts.skew,
         optimizer=optimizer.kind != "none",
         adapters=runtime.adapters,

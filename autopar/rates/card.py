@@ -719,6 +719,19 @@ def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
     return equal if equal == num_nodes or 2 * equal >= most else most
 
 
+def domain_of(card: Card, gpus: int) -> int:
+    """Return the number of a run's GPUs in each domain, nodes or racks, of a cluster of `card`.
+
+    Racks are filled as in `nodes_joined`: 128 GPUs are 64 in each of two racks of 72.
+    """
+    if card.domain_gpus is None:
+        return card.max_gpus_per_node
+    node = min(card.max_gpus_per_node, gpus)
+    if gpus % node:
+        node = 1  # racks that are not full
+    return node * nodes_joined(card, gpus // node, node)
+
+
 def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve:
     """Return the times of messages between neighbouring stages, all ranks sending at once.
 

@@ -451,7 +451,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
 
     stack = question.stack
     job = job_of_run(bottom_up_run(question))
-    step = step_time(machine_of(question.card, stack, question.site), job)
+    step = step_time(machine_of(question.card, stack, question.site, gpus=job.gpus), job)
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
     known = question.site is not None and bool(question.site.known)
     runs = load_accuracy().of(stack.name, experts=experts, site_known=known)

@@ -226,6 +226,7 @@ def _execute(raw: dict[str, Any]) -> int:
             continue
         if place.world_size is None:
             place, file = place.with_nodes(file)
+        place = place._replace(world_size=file.world_size)
         target = place.target(asked.stack or file.stack)
         # changes are searched for full rows, so they are no answer for other lengths
         wanted = asked.neighbours and lengths is None
@@ -410,7 +411,7 @@ class _Place(NamedTuple):
         from autopar.rates.stack import load_stack
 
         return Target(
-            machine=machine_of(self.card, load_stack(stack), self.site),
+            machine=machine_of(self.card, load_stack(stack), self.site, gpus=self.world_size),
             accuracy=self.accuracy,
             site_known=self.site is not None and bool(self.site.known),
             oom_risk=self.oom_risk,

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.rates.card import Card
+from autopar.rates.card import Card, domain_of
 from autopar.rates.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.rates.constants import ELEMENT_BYTES, Kernels, kernels_of
 from autopar.rates.kernels import LinearTimes
@@ -38,8 +38,12 @@ class Machine(Record):
     domain_gpus: int
 
 
-def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
+def machine_of(
+    card: Card, stack: Stack, site: Site | None = None, *, gpus: int | None = None
+) -> Machine:
     """Return a machine with a card's devices; known figures of a site replace the card's.
+
+    gpus : number of GPUs of the run, which fill racks equally; None: racks are full.
 
     Raises DocumentError if the card has no kernel times or the site was measured on another card.
     """
@@ -61,8 +65,9 @@ def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
         clock=clock,
         factors=factors,
         stack=stack,
-        # A larger domain than a node exists only where a switch joins nodes.
-        domain_gpus=card.domain_gpus or card.max_gpus_per_node,
+        domain_gpus=(card.domain_gpus or card.max_gpus_per_node)
+        if gpus is None
+        else domain_of(card, gpus),
     )
 
 

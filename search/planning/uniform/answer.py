@@ -170,7 +170,7 @@ def open_launches(
 
     engines : engines to search; by default those of the request
     """
-    from autopar.rates.card import load_card, require_node
+    from autopar.rates.card import domain_of, load_card, require_node
     from autopar.rates.site import load_site
     from autopar.run.of_plan import uniform_model
 
@@ -210,7 +210,7 @@ def open_launches(
     for name, typed in of_experts.items():
         if model.experts is None and typed:
             raise OptionError(f"--{name}: {spec.name} has no experts", remedy=f"Remove --{name}")
-    world, domain = cluster_and_domain_gpus(card, nodes, per_node)
+    world = nodes * per_node
     training = training_of(request.degrees)
     seq = spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
@@ -241,7 +241,7 @@ def open_launches(
             global_batches=batches,
             world=world,
             gpu=card.gpu,
-            domain=domain,
+            domain=domain_of(card, world),
             skew=request.degrees.moe_skew,
             attended=None if request.samples is None else request.samples.attended(seq),
             training=training,
@@ -260,13 +260,6 @@ def open_launches(
         price=request.output.price,
         assumed=tuple(assumed),
     )
-
-
-def cluster_and_domain_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return (GPUs of the cluster, GPUs of one scale-up domain, such as NVLink)."""
-    from autopar.rates.card import nodes_joined
-
-    return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
 
 
 def _fixed(request: Request) -> Constraints:
@@ -376,12 +369,14 @@ def searched_in(
 
 def resized(question: UniformRequest, nodes: int, per_node: int) -> UniformRequest:
     """Return a request on another number of nodes, and of GPUs per node up to that of its card."""
-    world, domain = cluster_and_domain_gpus(question.card, nodes, per_node)
+    from autopar.rates.card import domain_of
+
     most = min(question.card.max_gpus_per_node, per_node)
+    card, world = replace(question.card, max_gpus_per_node=most), nodes * per_node
     return replace(
         question,
-        job=replace(question.job, world=world, domain=domain),
-        card=replace(question.card, max_gpus_per_node=most),
+        job=replace(question.job, world=world, domain=domain_of(card, world)),
+        card=card,
         num_nodes=nodes,
         gpus_per_node=per_node,
     )
@@ -397,13 +392,17 @@ def least_gpu_s(question: UniformRequest, worlds: Sequence[int]) -> dict[EngineS
 
     # rules allow most within one domain
     job = replace(question.job, domain=None)
+    if question.card.domain_gpus is not None:
+        # whichever part is used, its groups are at best within one domain
+        card = replace(question.card, domain_gpus=max(*worlds, question.card.domain_gpus))
+        question = replace(question, card=card)
     found = {}
     for engine in question.engines:
         for one in _variants(question, engine):
             if question.fixed.compiled not in (None, one.compiled):
                 continue
             try:
-                prices = UniformCostModel(one, job, target_of(question, one))
+                prices = UniformCostModel(one, job, target_of(question, one, full=True))
                 found[one] = UniformSearchSpace(prices, worlds).least_gpu_s(question.fixed)
             except InputError:
                 continue  # the engine does not support the job
@@ -714,16 +713,20 @@ def evaluated(
     return EngineResult(engine=engine, target=target, solved=solved)
 
 
-def target_of(question: UniformRequest, engine: EngineSpace) -> Target:
-    """Return the target of an engine's plans: machine, accuracy data and OOM limit."""
+def target_of(question: UniformRequest, engine: EngineSpace, *, full: bool = False) -> Target:
+    """Return the target of an engine's plans: machine, accuracy data and OOM limit.
+
+    full : True if the racks are full, whatever the number of GPUs.
+    """
     from autopar.price.assessment import Target
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.parts.operations import machine_of
     from autopar.rates.stack import load_stack
 
-    machine = machine_of(question.card, load_stack(question.stack or engine.stack), question.site)
+    stack = load_stack(question.stack or engine.stack)
+    gpus = None if full else question.job.world
     return Target(
-        machine=machine,
+        machine=machine_of(question.card, stack, question.site, gpus=gpus),
         accuracy=load_accuracy(),
         site_known=question.site is not None,
         oom_risk=question.oom_risk,

@@ -14,7 +14,7 @@ from autopar.documents.catalog import find_card
 from autopar.documents.json import JsonDocument
 from autopar.errors import DocumentError
 from autopar.price.step import step_time
-from autopar.rates.card import read_card
+from autopar.rates.card import domain_of, load_card, read_card
 from autopar.rates.devices import (
     architecture_of,
     default_attention,
@@ -263,3 +263,26 @@ def test_rules_of_devices_are_facts_of_their_cards(
         file = read_checked("run.sh", world_size=1, gpu=card)
         found = [one.text for one in file.findings if one.kind == "illegal"]
         assert len(found) == broken, (more, card, found)
+
+
+@pytest.mark.parametrize(
+    ("card", "gpus", "domain"),
+    [
+        ("h100", 64, 8),
+        ("gb200", 64, 64),
+        ("gb200", 72, 72),
+        ("gb200", 128, 64),  # 64 in each of two racks, not 72 and 56
+        ("gb200", 576, 72),
+        ("gb200", 512, 64),
+        ("gb200", 73, 72),  # one rack is nearly empty
+    ],
+)
+def test_racks_are_filled_equally(card: str, gpus: int, domain: int) -> None:
+    found = load_card(card)
+    assert domain_of(found, gpus) == domain
+    assert machine_of(found, stack_named("megatron-core"), gpus=gpus).domain_gpus == domain
+
+
+def test_a_rack_of_fewer_gpus_is_a_smaller_domain() -> None:
+    """Nine racks of 64 are no eight racks of 72."""
+    assert domain_of(replace(load_card("gb200"), max_gpus_per_node=64), 576) == 64
