@@ -437,8 +437,8 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         )
     )
     terms["cast"] += once
-    nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
-    terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
+    domains = max(1.0, job.gpus / machine.domain_gpus)
+    terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(domains)
     updates = {id(stage): update_s(machine, job, stage.weights) for stage in unlike}
     terms["optimizer"] = optimizer = max(updates.values())
     split = {

@@ -136,8 +136,8 @@ class UniformCostModel:
         self._exposed: dict[object, float] = {}
         self._ties: dict[object, float] = {}
         self._zero = engine.zero[-1]
-        nodes = max(1.0, job.world / target.machine.card.max_gpus_per_node)
-        self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
+        domains = max(1.0, job.world / target.machine.domain_gpus)
+        self.stragglers = 1.0 + STRAGGLERS * math.log2(domains)
 
     # ----------------------------------------------------------------------------------------------
     # Data shared by candidates
