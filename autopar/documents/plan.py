@@ -650,7 +650,7 @@ class RunDocument(PlanFigures):
         try:
             plan = plan_of_run(self.run)
         except InputError as error:
-            raise DocumentError(path, str(error), key="strategy") from None
+            raise DocumentError(path, error.problem, key="strategy", remedy=error.remedy) from None
         return PlanDocument(plan=strategy_document(plan), **same)
 
 

@@ -366,7 +366,10 @@ def plan_of_run(run: Run) -> Plan:
         )
     unsaid = beyond_plans(run)
     if unsaid:
-        raise InputError(f"per-layer plans do not support {', '.join(unsaid)}")
+        raise InputError(
+            f"only search, check, explain and export support {', '.join(unsaid)}",
+            remedy="Search for a plan without it",
+        )
     return _plan_of(run)
 
 
