@@ -10,13 +10,9 @@ from typing import Any
 
 import yaml
 
-from autopar.price.assessment import Target
-from autopar.rates.accuracy import load_accuracy
-from autopar.rates.parts.operations import machine_of
 from benchmarks.ledger import read_runs
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
-from tests.step_cases import card_named, stack_named
 
 __all__ = [
     "CARDS",
@@ -31,7 +27,6 @@ __all__ = [
     "recipe_run",
     "runs",
     "spread",
-    "target",
     "texts",
     "words_of_row",
 ]
@@ -149,13 +144,3 @@ def overrides(folder: Path, document: Mapping[str, Any], *, name: str, gpus: int
 def texts(file: CheckedFile, kind: str | None = None) -> list[str]:
     """Return the sentences of a file's findings."""
     return [one.text for one in file.findings if kind is None or one.kind == kind]
-
-
-def target(card: str = "h100-80gb") -> Target:
-    """Return a device with the software of the file's engine."""
-    return Target(
-        machine=machine_of(card_named(card), stack_named("megatron-core")),
-        accuracy=load_accuracy(),
-        site_known=False,
-        oom_risk=0.01,
-    )

@@ -6,9 +6,14 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from autopar.price.assessment import Target
+    from autopar.rates.parts.operations import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -54,6 +59,29 @@ def cases_dir() -> Path:
 def data_dir() -> Path:
     """Return the folder of published figures, which `tests.data.read` reads."""
     return ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """Return H100 with Megatron-Core."""
+    from tests.step_cases import machine_named
+
+    return machine_named()
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """Return H100 with Megatron-Core, on no known site."""
+    from tests.step_cases import target_named
+
+    return target_named()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any
 
 from autopar.documents.catalog import card_names
 from autopar.documents.json import JsonDocument
+from autopar.price.assessment import Target
+from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import Card, load_card
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine, machine_of
@@ -29,8 +31,10 @@ __all__ = [
     "card_named",
     "dense_case",
     "job_with",
+    "machine_named",
     "mixture_case",
     "stack_named",
+    "target_named",
 ]
 
 CARDS = tuple(card_names())
@@ -69,6 +73,18 @@ def card_named(name: str) -> Card:
 def stack_named(name: str) -> Stack:
     """Return a shipped stack."""
     return load_stack(name)
+
+
+@cache
+def machine_named(card: str = "h100-80gb", stack: str = "megatron-core") -> Machine:
+    """Return a device of a shipped card with a shipped stack."""
+    return machine_of(card_named(card), stack_named(stack))
+
+
+def target_named(card: str = "h100-80gb", stack: str = "megatron-core") -> Target:
+    """Return such a device on no known site, with the default risk of OOM."""
+    machine = machine_named(card, stack)
+    return Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.01)
 
 
 def job_with(job: Job, **changes: Any) -> Job:

@@ -25,7 +25,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import pytest
@@ -123,12 +122,7 @@ class Launch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # ranks are leaders of sessions of their own: a signal to torchrun's group misses them
         until_s = time.monotonic() + 10
         while (alive := self.processes()) and time.monotonic() < until_s:
@@ -247,19 +241,14 @@ class Copies:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for rank in self._ranks:
             rank.kill()
             rank.wait(10)
         for reader in self._readers:
             reader.join(10)
         for rank in self._ranks:
-            rank.__exit__(kind, error, traceback)
+            rank.__exit__(*error)
 
     @property
     def stderr(self) -> str:

@@ -34,7 +34,6 @@ from tests.e2e import (
 from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
 from tests.warm import new_interpreter
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 pytest.importorskip("torch", reason="the profilers need torch")
 
 ROOT = Path(__file__).resolve().parent.parent.parent

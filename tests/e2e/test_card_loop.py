@@ -9,8 +9,6 @@ import pytest
 from benchmarks.card_loop import run_loop
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 LIMIT = 3.0
 """Largest factor between predicted and measured: other processes may slow down either."""
 

@@ -26,8 +26,6 @@ from search.commands import (
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
     "docs/guides/quickstart.md",

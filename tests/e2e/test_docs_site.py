@@ -21,8 +21,6 @@ from docs.site import hooks
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 LONG = {"guides/gallery.md", "guides/fastest.md", "guides/small-gpus.md"}

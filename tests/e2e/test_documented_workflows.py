@@ -25,8 +25,6 @@ from tests.e2e.documented_lab import Lab, Row, prepare
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 TABLES = (
     documented_files.TABLE,
     documented_search.TABLE,

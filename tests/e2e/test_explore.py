@@ -160,17 +160,6 @@ def test_progress_is_lines_where_nobody_watches(tmp_path: Path) -> None:
     assert share.endswith(" % searched\n")
 
 
-def test_a_reader_that_leaves_costs_no_file(tmp_path: Path) -> None:
-    """`| head` ends the tables, after the files were written."""
-    with started(*calculon(tmp_path), "--json", "best.json", cwd=tmp_path) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        err = process.stderr.read() if process.stderr is not None else ""
-
-    assert (process.returncode, err) == (0, "")
-    assert json.loads((tmp_path / "best.json").read_text())["0"]
-
-
 def test_stdout_is_the_json_alone(tmp_path: Path) -> None:
     """For programs; threads do not change it."""
     answers = [

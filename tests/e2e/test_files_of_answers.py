@@ -18,8 +18,6 @@ from tests.e2e.profiling import CONFIG, SHORT
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 PROGRAMS = Path(sys.executable).parent
 TINY = CONFIG | {"num_key_value_heads": 4}
 ASKED = "--model tiny/config.json --hardware h100:1x8 --settle-bsz 8"

@@ -68,7 +68,6 @@ def check_files(out: Path, num_ranks: int) -> None:
 
 def check_search(out: Path, num_ranks: int) -> None:
     """Check that the planner takes a folder, the all-to-all times included."""
-    pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     options = [
         *("--model", "llama2-7b", "--hardware", str(out), "--sp-space", "tp+sp"),
         *("--memory-profiling-path", MODEL, "--time-profiling-path", MODEL),

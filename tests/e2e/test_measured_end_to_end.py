@@ -26,8 +26,6 @@ from tests.e2e.profiling import COMPUTATION, CONFIG, MEMORY, SHORT, measured_cel
 pytestmark = pytest.mark.whole
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 HARDWARE: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": CONFIG,

@@ -16,8 +16,6 @@ from tests.warm import command
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 MIB = 2.0**20
 HIDDEN, FFN, VOCAB, LAYERS, SEQ = 5120, 25600, 32000, 72, 32768
 DEGREES = (1, 2, 4, 8)

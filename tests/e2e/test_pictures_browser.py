@@ -27,13 +27,12 @@ pytestmark = pytest.mark.skipif(_BROWSER is None, reason="no Chromium is install
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_page_is_drawn(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_is_drawn(width: int, folder: Path) -> None:
     words = "--model llama3-8b --hardware h100:1x8 --seq-length 4096 --settle-bsz 32 --tp 2 --pp 2"
     assert search.run([*words.split(), "--engine", "megatron", "--html", "page.html"]) == 0
     assert _BROWSER is not None
     # a window is never as narrow as a phone, but a frame is; what is in it is written beside it
-    frame = tmp_path / "frame.html"
+    frame = folder / "frame.html"
     frame.write_text(
         f'<iframe src="page.html" width="{width}" height="900" style="border:0"></iframe><script>'
         "const frame = document.querySelector('iframe');"
@@ -47,7 +46,7 @@ def test_a_page_is_drawn(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = subprocess.run(
         [
             *(_BROWSER, *_OPTIONS, "--allow-file-access-from-files", "--window-size=1400,1000"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", frame.as_uri()),
+            *(f"--user-data-dir={folder / 'profile'}", frame.as_uri()),
         ],
         capture_output=True,
         text=True,

@@ -41,11 +41,8 @@ def test_differences_are_signed() -> None:
     assert found.text.startswith("| 2 | 64 | 2 | yes | 110.00 | 100.00 | +10.0 % |")
 
 
-def test_commands_make_the_matrix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_make_the_matrix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The device once, the model once a length, three commands a cell; nothing is written."""
-    monkeypatch.chdir(tmp_path)
     assert main(["--commands", "--device", "cuda", "--layers", "2,8", "--seq", "1024,4096"]) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     programs = [words[words.index("-m") + 1] if "-m" in words else words[0] for words in lines]
@@ -62,7 +59,7 @@ def test_commands_make_the_matrix(
     searches = [words for words in lines if words[0] == "autopar-search"]
     # both sum gradients in fp32
     assert not any("--no-fp32-gradients" in words for words in searches)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_unusable_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +72,6 @@ def test_unusable_options_are_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_cell_on_a_cpu(tmp_path: Path) -> None:
     """Profiled, priced, run and counted by real processes; again, everything is there."""
     pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     (tmp_path / "small.json").write_text(json.dumps(SMALL_MODEL), encoding="utf-8")
     words = (
         *("--device", "cpu", "--model", "small.json", "--layers", "2", "--seq", "32"),

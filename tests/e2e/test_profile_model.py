@@ -35,7 +35,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
     """Check that the planner takes the two files, each with its sidecar."""
-    pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     done = command(
         "autopar-search",
         *("--model", str(model), "--hardware", "a100:1x4", "--mixed-precision", "fp32"),

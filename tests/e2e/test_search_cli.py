@@ -12,8 +12,6 @@ from tests import warm
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 
 def new(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run autopar-search in a new interpreter."""

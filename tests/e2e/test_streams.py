@@ -59,15 +59,6 @@ def test_a_stdout_that_takes_nothing_is_one_sentence(command: str, tmp_path: Pat
     assert "internal error" not in left.stderr.decode()
 
 
-def test_a_reader_that_leaves_early_loses_no_file(tmp_path: Path) -> None:
-    """`| head -1` ends what is printed, not what is written."""
-    line = f"{shlex.quote(str(PROGRAMS))}/autopar-search --json s.json | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, check=False)
-    assert done.returncode == 0
-    assert (tmp_path / "s.json").stat().st_size > 1000
-    assert len(list((tmp_path / "configs").iterdir())) == 2
-
-
 def test_a_terminal_of_few_characters_shows_escapes(tmp_path: Path) -> None:
     """Names of files may hold what it lacks, and bytes that are no text."""
     name = os.fsdecode(b"caf\xc3\xa9-\xff-\x1b[31m")

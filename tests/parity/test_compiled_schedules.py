@@ -9,9 +9,6 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.pipeline import SCHEDULES, Schedule, replay, schedule_problem
-
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 from search.planning.cost.pipeline import replay_schedule_s
 
 

@@ -20,7 +20,6 @@ from tests.property.suspicious import SUSPICIOUS, Suspicion, news
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 pytest.importorskip("torch", reason="processes are copies of one that has torch imported")
 
 HEAD = """Input that can be read and is hardly meant, one thing at a time; this page is written from

@@ -14,7 +14,6 @@ from tests.property.hostile_shapes import SHAPES, prepare_shapes, read, write
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 pytest.importorskip("torch", reason="processes are copies of one that has torch imported")
 
 _BRIDGE = "llama3_8b_pretrain_override_example.yaml"

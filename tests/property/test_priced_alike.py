@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
 from autopar.rates import estimate_hardware, estimate_model
-from autopar.rates.card import load_card
 from autopar.rates.measured import HardwareProfile
-from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.run.of_plan import run_of_plan
@@ -24,7 +22,7 @@ from autopar.units import GIB
 from search.planning.layered.planner import Planner
 from search.request.options import LARGEST_MEMORY_GIB, SearchOptions
 from tests.often import often
-from tests.step_cases import STACKS
+from tests.step_cases import STACKS, machine_named
 
 seeds = st.integers(0, 10**6)
 _GPUS = 8
@@ -113,7 +111,7 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
         fp32_gradients=wide,
         overlap=Overlap(tensor=overlapped, gradients=True),
     )
-    return found, step_time(machine_of(load_card(card), load_stack(stack)), job_of_run(run))
+    return found, step_time(machine_named(card, stack), job_of_run(run))
 
 
 @pytest.mark.whole

@@ -24,8 +24,6 @@ from search.request.request import InputSpec
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 ROUNDING = 1e-9
 """Relative difference of sums in another order, at most."""
 LIMIT_S = 5.0

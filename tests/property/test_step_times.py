@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from autopar.errors import InputError
 from autopar.price.step import TERMS, LayerTimeCache, seconds_of_times, step_time
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.parts.operations import Machine
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job, stage_blocks
@@ -21,11 +21,10 @@ from tests.step_cases import (
     DENSE,
     STACKS,
     any_case,
-    card_named,
     dense_case,
     job_with,
+    machine_named,
     mixture_case,
-    stack_named,
 )
 
 seeds = st.integers(0, 10**6)
@@ -193,7 +192,7 @@ def test_any_degrees_have_a_time_or_a_sentence(
     card: str, stack: str, changes: dict[str, Any]
 ) -> None:
     """Only the expected error is raised, and no time is NaN or negative."""
-    machine = machine_of(card_named(card), stack_named(stack))
+    machine = machine_named(card, stack)
     job = replace(DENSE, precision="fp16", **changes)
     try:
         step = step_time(machine, job)

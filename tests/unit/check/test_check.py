@@ -25,8 +25,6 @@ from autopar.price.oom_risk import (
     reserved_interval,
 )
 from autopar.price.step import step_time
-from autopar.rates.accuracy import load_accuracy
-from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, LatentAttention, Mlp
 from autopar.run.job import Block, Job
@@ -41,7 +39,7 @@ from search.engines.changes import MOVES
 from search.engines.megatron.read import read_run
 from search.engines.space import keeps_stages_busy
 from search.engines.table import read_checked
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
 LLAMA: dict[str, Any] = {
     "--num-layers": 80,
@@ -85,17 +83,6 @@ MIXTURE: dict[str, Any] = {
     "--tensor-model-parallel-size": 2,
     "--pipeline-model-parallel-size": 1,
 }
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    """Return H100 with Megatron-Core."""
-    return Target(
-        machine=machine_of(card_named("h100-80gb"), stack_named("megatron-core")),
-        accuracy=load_accuracy(),
-        site_known=False,
-        oom_risk=0.01,
-    )
 
 
 def with_flags(arguments: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -188,7 +175,7 @@ def test_mixtures_and_latents() -> None:
 
 def test_queries_that_are_projected_at_once_take_as_long_as_their_product() -> None:
     """Of the same widths, without the narrow product and its norm in front."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
 
     def gemm_s(rank: int | None) -> float:
         flags = {"multi_latent_attention": True, "group_query_attention": None}

@@ -24,15 +24,13 @@ SCREENS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", SCREENS)
 def test_golden_screens(
     name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     golden: Callable[[str, str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The default screen has 24 lines of 80 columns."""
     arguments, options = SCREENS[name]
-    monkeypatch.chdir(tmp_path)
-    script(tmp_path, arguments)
+    script(folder, arguments)
     check.run(["train.sh", "--hardware", "h100:8x8", *options])
     out, err = capsys.readouterr()
     lines = out.splitlines()

@@ -63,12 +63,10 @@ def test_a_patched_file_is_the_suggested_run(
     name: str,
     text: str,
     options: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`patch` applies the diff, and the step time of the new file is the one suggested."""
-    monkeypatch.chdir(tmp_path)
     Path(name).write_text(text, encoding="utf-8")
     (before,) = _launches(capsys, name, *options)
     assert check.run([name, *options, "--diff"]) == 0
@@ -89,10 +87,9 @@ def _launches(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str,
 
 
 def test_a_value_that_is_no_text_is_not_patched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A shell variable: the arguments to change are in the error."""
-    monkeypatch.chdir(tmp_path)
     Path("job.sh").write_text("TP=1\n" + SCRIPT.format(tp="$TP"), encoding="utf-8")
     assert check.run(["job.sh", "--hardware", "h100:8x8", "--diff"]) == 2
     out, err = capsys.readouterr()

@@ -22,10 +22,8 @@ from tests.unit.explore_documents import calculon, tensor2d
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Titles show paths as they are given, so they are given without folders."""
-    monkeypatch.chdir(tmp_path)
+# titles show paths as they are given, so they are given without folders
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def answer(arguments: list[str], capsys: Capture) -> Any:

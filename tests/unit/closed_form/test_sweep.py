@@ -45,17 +45,13 @@ def test_ranges(text: str, values: tuple[float, ...]) -> None:
     [
         ("system.mem1.GiB", "expected PATH=RANGE"),
         ("=1,2", "expected PATH=RANGE"),
-        ("a=", "expected PATH=RANGE"),
-        ("a=1:2", "expected PATH=RANGE"),
         ("a=1:2:3:4", "expected PATH=RANGE"),
-        ("a=1,two", "'two' of 'a=1,two' is not a number"),
         ("a=1,nan", "'nan'"),
         ("a=1,inf", "'inf'"),
         ("a=1:2:x", "'' of"),
         ("a=1:2:-1", "up to 2"),
         ("a=2:1:1", "down to 1"),
         ("a=1:2:0", "does not end"),
-        ("a=1:2:x1", "does not end"),
         ("a=1:2:x0.5", "does not end"),
         ("a=-1:2:x2", "does not end"),
         ("a=0:1:1e-9", f"expected {MOST} at most"),
@@ -98,12 +94,9 @@ def test_without_axes_the_documents_themselves() -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["system.network.0.bandwidth=1"], "'system.networks.0.bandwidth'"),
         (["system.networks=1"], "Did you mean"),
-        (["system.processing_mode=1"], "Use a path such as"),
         (["system.networks.0.must_be_filled=1"], "Did you mean"),
         (["model.hidden=1"], "application.hidden"),
-        (["system.mem1.GiB=1", "system.mem1.GiB=2"], "given twice"),
         (["system.mem1.GiB=1:200:1", "system.mem2.GiB=1:200:1"], "40000 combinations"),
     ],
 )

@@ -175,13 +175,12 @@ def test_what_is_read_is_no_output(option: str, tmp_path: Path) -> None:
     assert (tmp_path / "in.json").read_text(encoding="utf-8") == "{}"
 
 
-def test_two_outputs_are_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_outputs_are_two_files(folder: Path) -> None:
     """Each would replace the other; `none` and shipped names are no files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "card.json").write_text("{}", encoding="utf-8")
+    (folder / "card.json").write_text("{}", encoding="utf-8")
     with pytest.raises(OptionError, match=r"--out.*card.json"):
         ESTIMATE.read(["--model", "x", "--hardware", "card.json:1x2", "--out", "card.json"], print)
-    (tmp_path / "p.json").write_text("{}", encoding="utf-8")
+    (folder / "p.json").write_text("{}", encoding="utf-8")
     with pytest.raises(OptionError, match=r"--json.*p.json"):
         PLAN.read(["p.json", "--json", "p.json"], print)
     assert PLAN.read(["p.json", "--json", "q.json"], print) is not None

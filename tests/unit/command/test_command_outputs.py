@@ -15,8 +15,6 @@ from profiler.plan.question import ask
 from search.commands import explain, export, search
 from tests.export_cases import SMALL
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 LAUNCHES = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--global-batch-size", "8")
 QUESTION = (*LAUNCHES, "--engine", "none")
 FULL = Path("/dev/full")

@@ -21,9 +21,7 @@ _MIXTURE = ("--model", "mixtral-8x7b", "--hardware", "h200:1x8", "--num-layers",
 _LAYERED = ("--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "64")
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.whole

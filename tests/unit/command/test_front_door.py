@@ -225,11 +225,8 @@ def test_golden_lists(
     golden(f"list_{what}.txt", table)
 
 
-def test_a_card_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is the other card with the figures that were given, in base units, and where from."""
-    monkeypatch.chdir(tmp_path)
     words = "--like h100 --between 12.5 --memory 64 --gpus-per-node 4 --source switch.pdf"
     assert lists.run([*words.split(), "--out", "mine.json"], "cards") == 0
     assert "--hardware mine.json:NODESx4" in capsys.readouterr().err
@@ -269,15 +266,13 @@ def test_a_card_of_ones_own(
 def test_a_card_that_is_none_says_why(
     words: str,
     problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing is written."""
-    monkeypatch.chdir(tmp_path)
     assert lists.run(words.split(), "cards") == 2
     assert problem in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,11 +307,8 @@ def test_python_offers_what_a_user_needs() -> None:
 
 
 @pytest.mark.whole
-def test_a_card_of_another_gpu_has_its_peak(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_of_another_gpu_has_its_peak(folder: Path) -> None:
     """Peaks of other element types keep their share of that in 16 bits, and say so."""
-    monkeypatch.chdir(tmp_path)
     words = ["--like", "h100", "--bf16", "494.7", "--hbm", "2000", "--out", "half.json"]
     assert lists.run(words, "cards") == 0
     own = json.loads(Path("half.json").read_text())

@@ -151,9 +151,8 @@ def test_an_error_of_a_mapping_names_its_argument(
         autopar.explain(document)
 
 
-def test_words_for_no_file_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_for_no_file_are_files(folder: Path) -> None:
     """A file in Python is never left out."""
-    monkeypatch.chdir(tmp_path)
     for name in ("none", "-o", "lr=1"):
         Path(name).write_text(SCRIPT)
         assert len(autopar.check(name, Path(name)).rows()) == 2

@@ -19,7 +19,7 @@ from autopar.documents.calibration import (
     read_calibration,
     write_calibration,
 )
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import OptionError
 from autopar.rates.measured import Curve
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, Prediction, VocabStrategy
@@ -30,8 +30,6 @@ from search.planning.layered.prediction import predict
 from search.request.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.often import often
-
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 BUDGET = 80e9
 FACTORS = st.floats(0.25, 4.0)
@@ -119,39 +117,6 @@ def test_a_written_file_is_read(tmp_path: Path) -> None:
     assert found.source is not None
     assert found.source.role == "calibration"
     assert len(found.source.sha256) == 64
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("format", "autopar-plan", "'format': expected 'autopar-calibration'"),
-        ("version", 2, "this release reads up to 1"),
-        ("version", 0, "expected a positive integer"),
-        ("computation", {"value": 0}, "factors.computation.value': the value is 0, expected"),
-        ("computation", {"value": 5e3}, "too large for a correction"),
-        ("memory", {"value": 1.0, "low": 1.1, "high": 1.2}, "1 is outside of the interval"),
-        ("memory", {"value": 1.0, "low": 0.9}, "one end of the interval"),
-        ("fixed_s", {"value": -0.1}, "of at least 0 in s"),
-        ("fixed_s", {"value": 4e3}, "probably in ms"),
-        ("comunication", {"value": 1}, "'communication'"),
-    ],
-)
-def test_unusable_files_are_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
-    """In one sentence that names file, key and value."""
-    content = document()
-    (content if key in content else content["factors"])[key] = value
-    path = written(tmp_path, content)
-
-    with pytest.raises(DocumentError) as error:
-        read_calibration(path)
-    assert words in str(error.value)
-    assert str(path) in str(error.value)
-
-
-def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
-    """As everywhere."""
-    with pytest.raises(DocumentError, match="autopar-verify"):
-        read_calibration(tmp_path / "calibration.json")
 
 
 @pytest.mark.parametrize("name", ["cpu_1x2", "cpu_2x1", "cpu"])

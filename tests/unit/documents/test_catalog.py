@@ -117,10 +117,9 @@ def test_blocks_without_sizes_take_those_of_the_line() -> None:
         assert f"--{missing.replace('_', '-')}" in (caught.value.remedy or "")
 
 
-def test_a_file_of_that_name_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "llama-7b").mkdir()
-    write_spec(load_spec("gpt-6.7b"), tmp_path / "llama-7b" / "model.json")
+def test_a_file_of_that_name_is_itself(folder: Path) -> None:
+    (folder / "llama-7b").mkdir()
+    write_spec(load_spec("gpt-6.7b"), folder / "llama-7b" / "model.json")
 
     assert load_spec("llama-7b") == load_spec("gpt-6.7b")
 

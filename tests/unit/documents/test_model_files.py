@@ -529,7 +529,7 @@ def test_sidecars_are_never_taken_for_documents(tmp_path: Path) -> None:
 
 
 def test_estimated_files_are_read_back_without_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes and the documented path options are enough; heads may stay unknown."""
     from autopar.documents.hardware import write_hardware
@@ -537,14 +537,13 @@ def test_estimated_files_are_read_back_without_a_model(
     from autopar.rates import estimate_hardware, estimate_model
     from search.commands import search as cli
 
-    monkeypatch.chdir(tmp_path)
     spec = load_spec("llama2-7b")
-    write_model_profile(estimate_model(spec, "h100"), spec, tmp_path)
-    write_hardware(estimate_hardware("h100", num_nodes=1, gpus_per_node=8), tmp_path)
+    write_model_profile(estimate_model(spec, "h100"), spec, folder)
+    write_hardware(estimate_hardware("h100", num_nodes=1, gpus_per_node=8), folder)
     paths = ("allreduce-bandwidth-config", "p2p-bandwidth-config", "overlap-coe", "sp-time")
     options = [
-        *(word for name in paths for word in (f"--{name}-path", str(tmp_path))),
-        *("--time-profiling-path", str(tmp_path), "--memory-profiling-path", str(tmp_path)),
+        *(word for name in paths for word in (f"--{name}-path", str(folder))),
+        *("--time-profiling-path", str(folder), "--memory-profiling-path", str(folder)),
         *("--num-layers", "32", "--seq-length", "4096", "--hidden-size", "4096"),
         *("--num-nodes", "1", "--num-gpus-per-node", "8", "--global-batch-size", "16"),
         *("--memory-constraint", "80"),

@@ -91,16 +91,13 @@ def test_only_whole_files_count(tmp_path: Path) -> None:
     assert not counted(path)
 
 
-def test_nothing_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says so, names the file and leaves it; where more is asked for it asks back."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if str(torch.__version__).split("+")[0] != shipped_torch():
         pytest.skip("the shipped file was counted with another torch")
-    shutil.copytree(shipped().parent, tmp_path / FOLDER)
-    monkeypatch.chdir(tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / FOLDER).iterdir()}
+    shutil.copytree(shipped().parent, folder / FOLDER)
+    before = {path: path.read_bytes() for path in (folder / FOLDER).iterdir()}
 
     assert model_cli.run(["--model", NAME, "--profile-type", "memory"]) == 0
     out, err = capsys.readouterr()
@@ -108,5 +105,5 @@ def test_nothing_to_do(
     assert "is shipped with the model" in err
     assert model_cli.run(["--model", NAME, "--profile-type", "memory", "--seq", "512"]) == 2
     assert "--force" in capsys.readouterr().err
-    after = {p: p.read_bytes() for p in (tmp_path / FOLDER).iterdir() if p in before}
+    after = {p: p.read_bytes() for p in (folder / FOLDER).iterdir() if p in before}
     assert after == before

@@ -358,7 +358,6 @@ def test_the_report_says_what_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the title and in the list of inputs; of a changed model the notes say it is not."""
-    pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     common = ["--hardware", "a100:1x8", "--model", "gpt2-xl", "--engine", "none"]
     common += ["--verbose", "--output-config-path"]
 

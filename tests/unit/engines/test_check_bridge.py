@@ -34,10 +34,12 @@ from tests.bridge_cases import (
     overrides,
     recipe_run,
     spread,
-    target,
     texts,
     words_of_row,
 )
+from tests.step_cases import target_named
+
+H100 = target_named()
 
 # --------------------------------------------------------------------------------------------------
 # What a file says.
@@ -191,7 +193,7 @@ def test_precision_aware_optimizers(tmp_path: Path) -> None:
     assert bf16 is not None
     assert fp8 is not None
     assert (bf16.runtime.optimizer.master_bytes, fp8.runtime.optimizer.master_bytes) == (2, 4)
-    account = assess(bf16, target()).fullest
+    account = assess(bf16, H100).fullest
     terms = {term.name: term.num_bytes for term in account.peak}
     # 8.03 billion parameters over 8 ranks
     assert terms["fp32 weights"] == pytest.approx(8.03e9 / 8 * 2, rel=0.01)
@@ -239,7 +241,7 @@ def test_a_whole_configuration_needs_no_recipe(tmp_path: Path) -> None:
     # of the launcher's own: padding, and a bucket
     assert file.run.strategy == published.strategy
     assert file.run.model.attention == published.model.attention
-    found = [assess(run, target()) for run in (file.run, published)]
+    found = [assess(run, H100) for run in (file.run, published)]
     assert found[0].step is not None
     assert found[1].step is not None
     assert found[0].step.total_s == pytest.approx(found[1].step.total_s, rel=0.01)
@@ -262,7 +264,7 @@ def test_windows_graphs_and_small_moments(tmp_path: Path) -> None:
     both = (plain.run, whole.run)
     assert [one.runtime.optimizer.moments_bytes for one in both] == [4, 8]
     assert [one.kernels.graphs for one in both] == ["none", "full"]
-    first, second = (assess(one, target()) for one in both)
+    first, second = (assess(one, H100) for one in both)
     moments = [
         sum(term.num_bytes for term in found.accounts[1].peak if term.name == "Adam moments")
         for found in (first, second)
@@ -580,7 +582,7 @@ def test_advice_is_in_the_words_of_the_file(words: list[str], tmp_path: Path) ->
     """With the changes made by hand, the file has the time and the memory that were said."""
     file = checked(tmp_path, words)
     assert file.run is not None
-    found = neighbours_of(assess(file.run, target()), target(), file.written, file.moves)
+    found = neighbours_of(assess(file.run, H100), H100, file.written, file.moves)
 
     assert found.any is not None
     for neighbour in (found.one, found.two, found.any):
@@ -589,7 +591,7 @@ def test_advice_is_in_the_words_of_the_file(words: list[str], tmp_path: Path) ->
         again = checked(tmp_path, _changed(words, file, neighbour.changes))
         assert texts(again, "illegal") == texts(again, "no effect") == []
         assert again.run is not None
-        priced = assess(again.run, target())
+        priced = assess(again.run, H100)
         assert priced.step == neighbour.assessment.step
         assert priced.fullest.peak_bytes == neighbour.assessment.fullest.peak_bytes
 
@@ -626,7 +628,7 @@ def test_advice_for_yaml(tmp_path: Path) -> None:
     }  # fmt: skip
     file = overrides(tmp_path, document, name="llama3_8b_pretrain", gpus=16)
     assert file.run is not None
-    best = neighbours_of(assess(file.run, target()), target(), file.written, file.moves).any
+    best = neighbours_of(assess(file.run, H100), H100, file.written, file.moves).any
     assert best is not None
     for key, _, after in best.changes:
         section, _, name = key.partition(".")
@@ -634,7 +636,7 @@ def test_advice_for_yaml(tmp_path: Path) -> None:
         assert file.spelled(key, after) == f"{key}: {after}"
     again = overrides(tmp_path, document, name="llama3_8b_pretrain", gpus=16)
     assert again.run is not None
-    assert assess(again.run, target()).step == best.assessment.step
+    assert assess(again.run, H100).step == best.assessment.step
 
 
 def test_a_key_without_a_section_is_not_advised(tmp_path: Path) -> None:

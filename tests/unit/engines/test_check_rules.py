@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from autopar.price.assessment import Target, assess
-from autopar.rates.accuracy import load_accuracy
-from autopar.rates.parts.operations import machine_of
 from search.check.alternatives import neighbours_of
 from search.engines.changes import changed_words
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
-from tests.step_cases import card_named, stack_named
 
 DENSE: dict[str, Any] = {
     "--num-layers": 32,
@@ -449,6 +446,18 @@ def test_deterministic_mode_needs_an_algorithm(tmp_path: Path) -> None:
     assert said.startswith("NCCL_ALGO is not set, but --deterministic-mode needs Tree, Ring")
 
 
+@pytest.mark.parametrize(
+    ("cp", "kinds", "noted"),
+    [(2, ["p2p", "a2a"], True), (1, ["p2p", "a2a"], False), (2, ["p2p", "p2p"], False)],
+)
+def test_kinds_of_context_parallelism_by_layer_are_priced_as_one(
+    cp: int, kinds: list[str], noted: bool, tmp_path: Path
+) -> None:
+    file = checked(tmp_path, DENSE, context_parallel_size=cp, cp_comm_type=kinds * 16)
+    assert illegal(file) == []
+    assert ("megatron.cp-comm-types" in {one.id for one in file.findings}) == noted
+
+
 def test_a_value_of_nothing_ends_in_a_sentence(tmp_path: Path) -> None:
     """Degrees and heads of 0 divide nothing."""
     zeros = ("num_attention_heads", "expert_model_parallel_size", "pipeline_model_parallel_size")
@@ -472,17 +481,6 @@ def test_a_flag_without_a_value_takes_none(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Advice in the words of the file.
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    """Return H100 with Megatron-Core."""
-    return Target(
-        machine=machine_of(card_named("h100-80gb"), stack_named("megatron-core")),
-        accuracy=load_accuracy(),
-        site_known=False,
-        oom_risk=0.01,
-    )
 
 
 @pytest.mark.whole

@@ -20,7 +20,6 @@ from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.sharded_peak import live_points
 from autopar.price.step import step_time
-from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
 from autopar.run.run import run_with_split
 from autopar.units import GIB
@@ -31,9 +30,9 @@ from search.engines.reader import CheckedFile
 from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
 from tests.runs import run_of
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
-MACHINE = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
+MACHINE = machine_named("h100-80gb", "torchtitan-compiled")
 
 _H200 = RUNS["8B H200"].text
 _RESERVED_OVER_PREDICTED = (1.06, 1.23)

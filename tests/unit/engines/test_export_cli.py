@@ -20,8 +20,6 @@ from search.engines.table import EXPORTERS
 from search.planning.exports import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 UNIFORM = replace(
     HETEROGENEOUS,
     layers=(LayerStrategy(tp=2),) * 8,

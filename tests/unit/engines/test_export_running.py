@@ -23,8 +23,6 @@ from search.planning.exports import recommended_export
 from search.request.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 STAGED = Plan(
     world_size=8,
     num_stages=2,

@@ -85,11 +85,8 @@ def test_another_file_in_the_working_folder(
         assert tuple(one for one in read.notes if one == note) == notes
 
 
-def test_a_file_whose_name_begins_with_a_hyphen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_name_begins_with_a_hyphen(folder: Path) -> None:
     """Python takes words as files, never as options; the command shows how to write them."""
-    monkeypatch.chdir(tmp_path)
     Path("-run.sh").write_text("echo nothing\n")
     for given in ("-run.sh", Path("-run.sh"), "--html=page.html"):
         with pytest.raises(DocumentError):

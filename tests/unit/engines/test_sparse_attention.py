@@ -12,10 +12,7 @@ from autopar.errors import InputError
 from autopar.price.activations import mixer_bytes, saved_parts
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
-from autopar.rates.card import load_card
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import machine_of
-from autopar.rates.stack import load_stack
 from autopar.run.architecture import Indexer, Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.rules import RuleError
@@ -29,6 +26,7 @@ from search.engines.megatron.rules import broken_rules, violated_rules
 from search.engines.megatron.setting import Setting
 from search.engines.megatron.write import write
 from search.engines.text import flags_of, script_command
+from tests.step_cases import machine_named
 
 GLM: dict[str, Any] = {
     "--num-layers": 10, "--hidden-size": 6144, "--ffn-hidden-size": 12288,
@@ -167,7 +165,7 @@ def test_heads_fill_a_tile() -> None:
 
 def test_scores_of_long_sequences_are_those_of_torch() -> None:
     """CuDNN's kernel computes up to 1 GiB of scores, 16,384 tokens of one sequence."""
-    machine = machine_of(load_card("h100-80gb"), load_stack("megatron-core"))
+    machine = machine_named()
     seconds = []
     for seq in (16384, 32768):
         run = read({"--seq-length": seq, "--max-position-embeddings": seq})

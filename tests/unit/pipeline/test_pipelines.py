@@ -22,9 +22,8 @@ from autopar.pipeline import (
     step_s,
 )
 from autopar.price.step import step_time
-from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
-from tests.step_cases import DENSE, card_named, job_with, stack_named
+from tests.step_cases import DENSE, job_with, machine_named
 
 
 def drawn(schedule: Schedule, rank: int, **shape: int) -> str:
@@ -210,7 +209,7 @@ def test_names_of_torch_are_read_in_any_case() -> None:
 
 def test_a_job_is_priced_by_its_schedule() -> None:
     """Gradients of weights fill the bubble: bubbles in the order of the papers, the rest as is."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
+    machine = machine_named("h100-80gb", "torchtitan-compiled")
     job = job_with(DENSE, gpus=4, pp=4, vpp=2, global_batch=16)
     found = {
         name: step_time(machine, replace(job, schedule=name))

@@ -10,7 +10,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.job import block_of_layer
 from autopar.price.step import step_time
-from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.parts.operations import Machine
 from autopar.records import replace
 from autopar.run.architecture import Experts, Mamba, Mlp
 from autopar.run.job import Block, Job, blocks_of, parameters, stage_blocks, type_blocks
@@ -18,18 +18,12 @@ from autopar.run.model import ModelSpec, layer_norms, parameter_count
 from benchmarks.ledger_models import known_architecture
 from tests.runs import attention_of
 from tests.shipped import PROFILED
-from tests.step_cases import DENSE, card_named, job_with, stack_named
+from tests.step_cases import DENSE, job_with, machine_named
 
 (LLAMA,) = DENSE.blocks
 assert LLAMA.attention is not None
 MIXTURE = replace(LLAMA, mlp=Experts(number=8, per_token=2, width=1024, gated=True))
 MIXER = Block(number=4, hidden=4096, recurrent=Mamba(heads=60, width=64, state=128, groups=4))
-
-
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    """Return an H100 with Megatron-Core."""
-    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
 
 
 SPECS = [load_spec(name) for name in PROFILED]
@@ -233,7 +227,7 @@ def test_a_job_of_one_layer_of_each_kind(machine: Machine) -> None:
 
 def test_transfers_of_32_bit_training_are_twice_as_large() -> None:
     """Activations, keys and values, weights: what is bound by bandwidth takes twice as long."""
-    machine = machine_of(card_named("a100-80gb"), stack_named("torchtitan-eager"))
+    machine = machine_named("a100-80gb", "torchtitan-eager")
     base = job_with(DENSE, tp=4, dp=4, pp=2, zero=3)
     half, whole = (
         step_time(machine, replace(base, precision=name, attention_kernel="unfused"))

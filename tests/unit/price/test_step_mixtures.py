@@ -8,12 +8,12 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.price.step import step_time
-from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.parts.operations import Machine
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba
 from autopar.run.job import Block, Job, mtp_blocks
 from tests.runs import attention_of
-from tests.step_cases import card_named, job_with, stack_named
+from tests.step_cases import job_with, stack_named
 
 FEW = 64
 """Tokens of a micro-batch, so that devices wait for their host."""
@@ -36,12 +36,6 @@ JOB = Job(
     ep=8,
     dispatcher="fused",
 )
-
-
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    """Return H100s with Megatron-Core."""
-    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
 
 
 def total_s(machine: Machine, job: Job) -> float:

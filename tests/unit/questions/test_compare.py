@@ -19,13 +19,6 @@ pytestmark = pytest.mark.whole
 SMALL = {"global_batch": 32, "seq_length": 4096, "engine": "megatron"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that commands run in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def found(tp: int, **options: Any) -> autopar.Answer:
     """Return the fastest launch with so many tensor ranks."""
     return autopar.search("llama3-8b", "h100:1x8", **{**SMALL, "tp": tp, **options})

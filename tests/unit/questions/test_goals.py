@@ -28,9 +28,7 @@ _ASKED = ("--model", "llama3-8b", "--settle-bsz", "32", "--engine", "megatron")
 _NONE = ("--output-config-path", "none", "--top", "0", "--within", "0")
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def alone(card: str, shapes: Iterable[str], asked: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError, OptionError
-from autopar.price.assessment import Assessment, Target, assess
+from autopar.price.assessment import Assessment, assess
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
-from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
@@ -27,6 +26,7 @@ from search.commands import check, search
 from search.engines.huggingface.script import batching_of
 from search.engines.table import read_checked
 from search.questions.lengths import LengthsQuestion, question_of, with_lengths
+from tests.step_cases import target_named
 
 PERCENTILES = "p50=310,p90=790,p99=1800,max=4096"
 TRL = """accelerate launch --num_processes {gpus} --config_file fsdp.yaml trl/scripts/sft.py
@@ -54,21 +54,12 @@ def script(
 
 
 @cache
-def target(stack: str = "torchtitan-eager", card: str = "h100-80gb") -> Target:
-    return Target(
-        machine=machine_of(load_card(card), load_stack(stack), None),
-        accuracy=load_accuracy(),
-        site_known=False,
-        oom_risk=0.01,
-    )
-
-
 def assessed(folder: Path, **how: Any) -> Assessment:
     """Return the estimate of a script with full rows."""
     gpus = how.get("gpus", 8)
     run = read_checked(str(script(folder, **how)), world_size=gpus, gpu="h100-80gb").run
     assert run is not None
-    return assess(run, target())
+    return assess(run, EAGER)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -102,11 +93,11 @@ def megatron(tmp_path: Path, flags: str) -> Run:
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_equal_lengths_change_nothing(flags: str, batching: Any, tmp_path: Path) -> None:
     """To the byte and to the nanosecond, with any way to batch them."""
-    before = assess(megatron(tmp_path, flags), target("megatron-core"))
+    before = assess(megatron(tmp_path, flags), CORE)
     assert before.step is not None
     lengths = Lengths(values=(4096,), counts=(1000,))
     asked = LengthsQuestion(lengths=lengths, batching=batching)
-    own = with_lengths(before, target("megatron-core"), asked, compare=False).own
+    own = with_lengths(before, CORE, asked, compare=False).own
     assert own.step_s == before.step.total_s
     assert own.interval_s == before.interval_s
     assert own.real_tokens_per_s == before.tokens_per_s
@@ -117,7 +108,7 @@ def test_equal_lengths_change_nothing(flags: str, batching: Any, tmp_path: Path)
 
 def test_documents_of_the_whole_row_change_no_step(tmp_path: Path) -> None:
     job = job_of_run(megatron(tmp_path, ""))
-    machine = target("megatron-core").machine
+    machine = CORE.machine
     whole = step_time(machine, job)
     assert step_time(machine, replace(job, attended=4096.0)) == whole
     halves = step_time(machine, replace(job, attended=2048.0))
@@ -133,6 +124,7 @@ def test_documents_of_the_whole_row_change_no_step(tmp_path: Path) -> None:
 # Steps against simulations.
 
 
+CORE, EAGER = target_named(), target_named(stack="torchtitan-eager")
 FEW = lengths_of([(200, 50), (400, 30), (800, 15), (1600, 4), (4096, 1)])
 
 
@@ -140,11 +132,15 @@ FEW = lengths_of([(200, 50), (400, 30), (800, 15), (1600, 4), (4096, 1)])
 def test_a_step_is_that_of_the_slowest_rank(gathers: str, tmp_path: Path) -> None:
     """Ranks wait in every micro-batch where they gather weights, else once per step."""
     before = assessed(tmp_path, gathers=gathers, gpus=4, rows=2)
-    found = with_lengths(before, target(), LengthsQuestion(lengths=FEW, batching="longest"))
+    found = with_lengths(
+        before,
+        EAGER,
+        LengthsQuestion(lengths=FEW, batching="longest"),
+    )
     times = {}
     for value in FEW.values:
         run = replace(before.run, seq_length=value)
-        times[value] = step_time(target().machine, job_of_run(run)).total_s
+        times[value] = step_time(EAGER.machine, job_of_run(run)).total_s
     draws = np.random.default_rng(7).choice(
         FEW.values, size=(40_000, 4, 2, 2), p=np.array(FEW.counts) / 100
     )
@@ -162,7 +158,7 @@ def test_a_step_is_that_of_the_slowest_rank(gathers: str, tmp_path: Path) -> Non
 def test_memory_follows_the_longest_row_of_a_step(tmp_path: Path) -> None:
     before = assessed(tmp_path, gpus=4, rows=2)
     asked = LengthsQuestion(lengths=FEW, batching="longest", steps=3)
-    own = with_lengths(before, target(), asked, compare=False).own
+    own = with_lengths(before, EAGER, asked, compare=False).own
     from autopar.price.account import account_of
 
     peaks = {
@@ -176,10 +172,13 @@ def test_memory_follows_the_longest_row_of_a_step(tmp_path: Path) -> None:
     assert half == pytest.approx(peaks[int(np.median(runs))], rel=1e-12)
     assert most == peaks[4096]
     longest = runs.max(axis=1)
-    odds = np.mean([target().oom_probability(before.run, peaks[int(one)]) for one in longest])
+    odds = np.mean([EAGER.oom_probability(before.run, peaks[int(one)]) for one in longest])
     assert own.oom_probability == pytest.approx(odds, rel=0.05)
     whole = with_lengths(
-        before, target(), LengthsQuestion(lengths=FEW, batching="longest"), compare=False
+        before,
+        EAGER,
+        LengthsQuestion(lengths=FEW, batching="longest"),
+        compare=False,
     ).own
     assert whole.oom_probability == before.odds_of_oom
 
@@ -189,7 +188,7 @@ def test_one_step_of_many_exceeds_the_memory(tmp_path: Path) -> None:
     room = before.fullest.peak_bytes - 1.0 + (1 << 30)
     card = replace(load_card("h100-80gb"), memory_bytes=room)
     machine = machine_of(card, load_stack("torchtitan-eager"), None)
-    tight = replace(target(), machine=machine)
+    tight = replace(EAGER, machine=machine)
     asked = LengthsQuestion(lengths=FEW, batching="longest")
     found = with_lengths(before, tight, asked, compare=False)
     assert found.own.above == pytest.approx(1.0 - 0.99**16, rel=1e-9)
@@ -261,13 +260,11 @@ def test_sorting_pads_no_more_than_shuffling(pairs: dict[int, int]) -> None:
 
 
 def test_rows_of_a_pipeline_have_one_length(tmp_path: Path) -> None:
-    before = assess(megatron(tmp_path, "--pipeline-model-parallel-size 2"), target("megatron-core"))
+    before = assess(megatron(tmp_path, "--pipeline-model-parallel-size 2"), CORE)
     with pytest.raises(InputError, match="pp 2"):
-        with_lengths(
-            before, target("megatron-core"), LengthsQuestion(lengths=FEW, batching="longest")
-        )
+        with_lengths(before, CORE, LengthsQuestion(lengths=FEW, batching="longest"))
     asked = LengthsQuestion(lengths=FEW, batching="packed")
-    found = with_lengths(before, target("megatron-core"), asked)
+    found = with_lengths(before, CORE, asked)
     assert {one.batching for one in found.others} == {"maximum", "packed-full", "wrapped"}
     assert "pp 2" in found.refused
 

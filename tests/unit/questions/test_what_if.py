@@ -34,10 +34,8 @@ MODELS, HARDWARE = ("llama2-7b", "gpt2-xl"), ("a100:1x4", "h100:1x2")
 STACKS, BATCHES = ("megatron-core", "torchtitan-eager"), ("8", "16")
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written lies in a folder of its own, where no measured files are."""
-    monkeypatch.chdir(tmp_path)
+# what is written lies in a folder of its own, where no measured files are
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def several(**choices: tuple[str, ...]) -> list[str]:

@@ -212,10 +212,9 @@ def test_what_is_no_card_is_refused(change: tuple[Any, ...], key: str) -> None:
 
 
 def test_a_script_on_a_card_without_flash_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scores are saved and the share is that of fp16; bf16 has no time; flash is illegal."""
-    monkeypatch.chdir(tmp_path)
 
     def seen(more: str, card: str) -> dict[str, Any]:
         Path("run.sh").write_text(SCRIPT.format(more=more))
@@ -240,11 +239,8 @@ def test_a_script_on_a_card_without_flash_attention(
     assert "bf16" in plain["not_priced"]
 
 
-def test_rules_of_devices_are_facts_of_their_cards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_of_devices_are_facts_of_their_cards(folder: Path) -> None:
     """A kernel or a precision that the architecture lacks is illegal, and no other."""
-    monkeypatch.chdir(tmp_path)
     for more, card, broken in (
         ("--use-flash-attn", "v100", True),
         ("--attention-backend flash", "v100", True),

@@ -8,22 +8,16 @@ from autopar.errors import InputError
 from autopar.price.step import step_time
 from autopar.rates.collectives import moe_exchange_time_s
 from autopar.rates.layer import LayerTimes, layer_times
-from autopar.rates.parts.operations import Machine, group, machine_of, transfer_s
+from autopar.rates.parts.operations import Machine, group, transfer_s
 from autopar.records import replace
 from autopar.run.architecture import Experts, Mamba, Mlp
 from autopar.run.job import Block, Job
 from tests.runs import attention_of
-from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
+from tests.step_cases import CARDS, DENSE, STACKS, job_with, machine_named
 
 (LLAMA,) = DENSE.blocks
 assert LLAMA.attention is not None
 WINDOWED = replace(LLAMA, attention=replace(LLAMA.attention, window=128))
-
-
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    """Return an H100 with Megatron-Core."""
-    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
 
 
 def forward_s(times: LayerTimes, name: str) -> float:
@@ -53,7 +47,7 @@ def test_scores_are_not_split_over_context(machine: Machine) -> None:
 
 def test_scores_in_fp16_where_there_is_no_bf16() -> None:
     """A V100 with Megatron of its time."""
-    machine = machine_of(card_named("v100"), stack_named("megatron-2021"))
+    machine = machine_named("v100", "megatron-2021")
     assert step_time(machine, replace(DENSE, precision="fp16")).terms_s["attention"] > 0
 
 
@@ -114,7 +108,7 @@ def test_attention_that_a_card_has_no_times_of_is_refused(machine: Machine) -> N
 @pytest.mark.parametrize("stack", [name for name in STACKS if name != "megatron-2021"])
 def test_every_shipped_stack_has_attention_on_every_shipped_card(card: str, stack: str) -> None:
     """In the order of its document, of which the card has one at least."""
-    machine = machine_of(card_named(card), stack_named(stack))
+    machine = machine_named(card, stack)
     assert {*machine.stack.attention} & {"unfused", *machine.kernels.section.attention}
     layer_times(machine, replace(DENSE, precision="fp16"), LLAMA)
 

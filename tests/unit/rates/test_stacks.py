@@ -106,16 +106,9 @@ NORM = ("bytes_per_element", "norm")
         (("format",), "autopar-card", "the value is 'autopar-card', expected 'autopar-stack'"),
         (("version",), MISSING, 'Begin a stack with "version": 1'),
         (("version",), 2, "the value is 2, expected 1"),
-        (("version",), True, "the value is true, expected 1"),
         (("name",), "", "the value is '', expected a text that is not empty"),
-        (("attention",), MISSING, "this key is missing"),
         (("attention",), [], "the value is [], expected a list of at least 1"),
-        (("attention",), "cudnn", "the value is 'cudnn', expected"),
-        (("attention", 0), 3, "the value is 3, expected a text"),
         (("attention", 0), " ", "the value is ' ', expected a text that is not empty"),
-        (("attentoin",), ["cudnn"], "'attention'"),
-        (("bytes_per_element",), [], "the value is [], expected an object"),
-        (NORM, MISSING, "this key is missing"),
         (
             NORM,
             4,
@@ -125,16 +118,12 @@ NORM = ("bytes_per_element", "norm")
         ((*NORM, "value"), {"forward": 4}, "expected a number from 0 to 200"),
         ((*NORM, "value", "forward"), -1, "the value is -1, expected a number from 0 to 200"),
         ((*NORM, "value", "forward"), 1e9, "expected a number from 0 to 200"),
-        ((*NORM, "value", "forward"), True, "the value is true, expected a number"),
-        ((*NORM, "value", "forward"), float("nan"), "the value is nan, expected a number"),
-        ((*NORM, "value", "gatde"), 1, "'gated'"),
         ((*NORM, "quality"), "good", "expected 'measured', 'derived' or 'nominal'"),
         ((*NORM, "source"), "", "expected source of the value"),
         ((*NORM, "spread"), -1, "the value is -1, expected a number from 0 to 2"),
         ((*NORM, "spread"), MISSING, "this key is missing, expected a number from 0 to 2"),
         (("gradient", "value", "reduce_bytes"), 0, "expected a number from 1 to 8"),
         (("cast", "value", "row_scales_rate"), 2, "expected a number from 0.1 to 1"),
-        (("optimizer", "value", "bytes"), "36", "the value is '36', expected a number"),
         (("host", "value", "forward_s"), 0.25, "expected a number from 0 to 0.1"),
         (("host", "value", "partial_graphs"), 1.5, "expected a number from 0 to 1"),
         (("overlap",), MISSING, "this key is missing"),
@@ -155,5 +144,4 @@ def test_mistakes_are_named(
     assert message in text
     assert "stack.json" in text
     assert "\n" not in text
-    named = [str(key) for key in path if key != "attentoin"]
-    assert all(key in text for key in named)
+    assert all(str(key) in text for key in path)

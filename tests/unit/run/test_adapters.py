@@ -13,7 +13,6 @@ from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.job import Job, adapter_parameters
@@ -21,7 +20,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, adapted_widths, base_bytes
 from tests.runs import llama, run_of, torch_run
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
 SIZES: dict[str, Any] = {"layers": 32, "hidden": 4096, "width": 11008, "heads": 32, "vocab": 32000}
 LLAMA2_7B = llama(**SIZES)
@@ -204,7 +203,7 @@ def test_seven_billion_on_four_gpus_of_24_gb(way: str) -> None:
     """Whole states do not fit with room for the rest; every one of the ways out does, in time."""
     run, fits = SEVEN_B[way]
     assert (account_of(run).peak_bytes < 22e9) == fits
-    machine = machine_of(card_named("rtx-4090"), stack_named("torchtitan-eager"))
+    machine = machine_named("rtx-4090", "torchtitan-eager")
     assert step_time(machine, job_of_run(run)).total_s > 0
 
 
@@ -220,7 +219,7 @@ def h100_job(adapters: Adapters | None, **options: Any) -> Job:
 
 def seconds(job: Job, what: str) -> float:
     """Return forward, input's and weight's gradient seconds of the parts whose name has a text."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
     parts = layer_times(machine, job, job.blocks[0]).parts
     return sum(
         float(part.forward_s + part.input_s + part.weight_s) for part in parts if what in part.name
@@ -240,7 +239,7 @@ def test_thin_products_come_and_weight_gradients_go() -> None:
 def test_dequantisation_is_paid_in_front_of_every_product() -> None:
     """Twice 2.516 bytes of each weight of a matrix at the memory's rate."""
     job = h100_job(replace(LORA, base="nf4"))
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
     share = machine.kernels.memory_share("elementwise")
     moved = 2 * (2 + base_bytes(replace(LORA, base="nf4"))) * 2 * 11008 * 4096
     found = seconds(job, "mlp up in 16 bits")
@@ -249,7 +248,7 @@ def test_dequantisation_is_paid_in_front_of_every_product() -> None:
 
 def test_adapters_are_all_that_is_reduced_and_updated() -> None:
     """160 times fewer parameters: reduction and update are a fraction of the whole model's."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
     plain, lora = (
         step_time(machine, job_of_run(megatron(adapters))).terms_s for adapters in (None, LORA)
     )

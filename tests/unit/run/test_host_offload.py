@@ -10,13 +10,12 @@ from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.states import layout_of_run
-from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.optimizer import Host, exposed_s, host_update_s, optimizer_time_s
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
 from tests.runs import llama, run_of, torch_run
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
 SIZES: dict[str, Any] = {"hidden": 2048, "width": 6144, "heads": 32, "kv_heads": 4}
 SIZES |= {"head_width": 128, "head_norms": True, "vocab": 151936}
@@ -123,7 +122,7 @@ def test_a_run_of_deepspeed_has_its_adam() -> None:
 @pytest.mark.parametrize("share", [share for share in MEASURED if share])
 def test_seconds_are_those_of_a_measured_run(share: float) -> None:
     """What offload adds to a step, within 15 %; the copies' overlap saves what was measured."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
     # 128 experts and 48 layers on 16 ranks, and the other weights over 4 replicas
     own = 1.9093e9
 
@@ -140,7 +139,7 @@ def test_seconds_are_those_of_a_measured_run(share: float) -> None:
 
 def test_narrower_states_are_moved_faster() -> None:
     """Moments of 16 bits spare 2 x 4 bytes of traffic a parameter."""
-    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    machine = machine_named()
     wide, narrow = (job_of_run(offloaded(0.0, moments_bytes=each)) for each in (8, 4))
     assert wide.state_bytes - narrow.state_bytes == 4
     seconds = [optimizer_time_s(machine, job, 1e9, 1e9) for job in (wide, narrow)]

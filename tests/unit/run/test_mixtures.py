@@ -12,7 +12,7 @@ from autopar.price.activations import routed_tokens
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import CommunicationTime, Machine, machine_of, transfer_s
+from autopar.rates.parts.operations import CommunicationTime, transfer_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job
@@ -26,7 +26,7 @@ from autopar.training.mixtures import (
 )
 from search.engines.megatron.read import read_run
 from tests.runs import attention_of, decoder, run_of
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
 QWEN3_235B = Job(
     name="Qwen3-235B-A22B",
@@ -56,14 +56,9 @@ QWEN3_235B = Job(
 """Of Megatron-MoE-ModelZoo's runs on H100."""
 
 
-def machine() -> Machine:
-    """Return an H100 with Megatron-Core."""
-    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
-
-
 def sends(job: Job) -> CommunicationTime:
     """Return what a layer's tokens take to experts and back."""
-    return layer_times(machine(), job, job.blocks[0]).experts
+    return layer_times(machine_named(), job, job.blocks[0]).experts
 
 
 def mixture(kernels: ExpertKernels) -> Run:
@@ -78,13 +73,13 @@ def test_an_all_gather_by_hand() -> None:
     """Tokens of all ranks of experts come whole; sums go back in the precision of probabilities."""
     job = replace(QWEN3_235B, dispatcher="allgather")
     elements = 16384 / 4 * 8 * 4096
-    gather = transfer_s(machine(), "allgather", elements * 2, 8, 1)
-    scatter = transfer_s(machine(), "reducescatter", elements * 2, 8, 1)
+    gather = transfer_s(machine_named(), "allgather", elements * 2, 8, 1)
+    scatter = transfer_s(machine_named(), "reducescatter", elements * 2, 8, 1)
     found = sends(job)
     assert found.forward_s == pytest.approx(gather + scatter)
     assert found.backward_s == pytest.approx(gather + scatter)
     wide = sends(replace(job, router_fp32=True))
-    twice = transfer_s(machine(), "reducescatter", elements * 4, 8, 1)
+    twice = transfer_s(machine_named(), "reducescatter", elements * 4, 8, 1)
     assert wide.forward_s == pytest.approx(gather + twice)
 
 
@@ -108,8 +103,8 @@ def test_an_all_gather_is_over_the_ranks_that_share_experts_too() -> None:
     """ETP of 2 in EP of 8: sixteen ranks, in one collective."""
     job = replace(QWEN3_235B, dispatcher="allgather", ep=8, etp=2)
     elements = 16384 / 4 * 16 * 4096
-    gather = transfer_s(machine(), "allgather", elements * 2, 16, 1)
-    scatter = transfer_s(machine(), "reducescatter", elements * 2, 16, 1)
+    gather = transfer_s(machine_named(), "allgather", elements * 2, 16, 1)
+    scatter = transfer_s(machine_named(), "reducescatter", elements * 2, 16, 1)
     assert sends(job).forward_s == pytest.approx(gather + scatter)
 
 
@@ -121,7 +116,7 @@ def test_one_skew_explains_published_losses(row: Any) -> None:
         QWEN3_235B, seq=row.seq, cp=cp, dp=8 // cp, blocks=QWEN3_235B.blocks, graphs="none"
     )
     skewed = replace(even, skew=NATURAL_SKEW)
-    forced, natural = (step_time(machine(), job).total_s for job in (even, skewed))
+    forced, natural = (step_time(machine_named(), job).total_s for job in (even, skewed))
     assert 1 - forced / natural == pytest.approx(row.share, abs=0.02)
 
 
@@ -144,9 +139,9 @@ def test_capacity_bounds_what_experts_take(
     assert routed_tokens(run.rank_layers[0]) == math.ceil(4096 * 2 * share)
     job = job_of_run(run)
     assert (job.capacity, job.padded_capacity) == (capacity, padded)
-    parts = {part.name: part for part in layer_times(machine(), job, job.blocks[0]).parts}
+    parts = {part.name: part for part in layer_times(machine_named(), job, job.blocks[0]).parts}
     even = replace(job, skew=share, capacity=None, padded_capacity=False)
-    wanted = {part.name: part for part in layer_times(machine(), even, even.blocks[0]).parts}
+    wanted = {part.name: part for part in layer_times(machine_named(), even, even.blocks[0]).parts}
     assert float(parts["experts up"].forward_s) == float(wanted["experts up"].forward_s)
 
 

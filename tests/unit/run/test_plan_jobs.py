@@ -10,9 +10,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
-from autopar.rates.card import load_card
-from autopar.rates.parts.operations import Machine, machine_of
-from autopar.rates.stack import load_stack
+from autopar.rates.parts.operations import Machine
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Job, blocks_of, stage_blocks
@@ -22,12 +20,6 @@ from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.run.runtime import Overlap
 
 LLAMA = load_spec("llama2-7b")
-
-
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    """Return H100 with the shipped stack."""
-    return machine_of(load_card("h100-80gb"), load_stack("megatron-core"))
 
 
 def plan(*strategies: tuple[int, LayerStrategy], spec: ModelSpec = LLAMA, **changes: Any) -> Plan:

@@ -12,7 +12,7 @@ from autopar.price.activations import saved_parts
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
-from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.parts.operations import Machine
 from autopar.records import replace
 from autopar.run.architecture import Experts, Model
 from autopar.run.run import Run
@@ -20,7 +20,7 @@ from autopar.run.runtime import ExpertKernels, Overlap, Precision
 from autopar.run.strategy import wide_ends, with_wide_ends
 from search.engines.megatron.read import read_run
 from tests.runs import llama, run_of
-from tests.step_cases import card_named, stack_named
+from tests.step_cases import machine_named
 
 SIZES: dict[str, Any] = {"layers": 8, "hidden": 4096, "width": 14336, "heads": 32, "kv_heads": 8}
 DENSE = llama(**SIZES, vocab=32000)
@@ -45,7 +45,7 @@ def run(precision: Precision, model: Model = DENSE, **more: Any) -> Run:
 
 def machine(name: str = "b200") -> Machine:
     """Return a device with Megatron-Core."""
-    return machine_of(card_named(name), stack_named("megatron-core"))
+    return machine_named(name)
 
 
 def quantized(found: Run) -> int:

@@ -391,10 +391,9 @@ def test_runs_with_the_same_violation_share_a_sentence() -> None:
     assert heads[0].startswith("layers 0-1, 3, 5, 7, 9: heads(16) % tp(3) = 1 != 0")
 
 
-def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_frontier_is_drawn(folder: Path) -> None:
     """`--plot` asks for it, writes before anything is printed, and the same bytes again."""
     pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
     words = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--num-layers", "4")
     words += ("--engine", "none")
     assert search_command.run([*words, "--plot", "front.svg"]) == 0
@@ -402,5 +401,5 @@ def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "memory budget, GiB/GPU" in drawn
     assert search_command.run([*words, "--frontier", "--plot", "front.svg"]) == 0
     assert Path("front.svg").read_text() == drawn
-    assert not list(tmp_path.glob("*.bak*"))
+    assert not list(folder.glob("*.bak*"))
     assert search_command.run([*words, "--plot", "front.pdf"]) == 2

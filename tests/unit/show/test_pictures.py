@@ -19,9 +19,6 @@ from autopar.pipeline.orders import actions
 from autopar.price.assessment import Assessment, Target, assess
 from autopar.price.peak import micro_batch_group
 from autopar.rates.accuracy import load_accuracy
-from autopar.rates.card import load_card
-from autopar.rates.parts.operations import machine_of
-from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.run import Run
 from search.planning.session import Session, open_session
@@ -33,6 +30,7 @@ from search.show.pictures.memory import launch_memory, plan_memory
 from search.show.pictures.page import Page, page_text
 from search.show.pictures.timeline import Span, Timeline, launch_timeline, plan_timeline
 from tests.run_cases import megatron_runs, some, titan_runs
+from tests.step_cases import machine_named
 from tests.unit.cli_results import PLAN, PREDICTION
 
 _QUESTIONS = {
@@ -207,7 +205,7 @@ def test_a_micro_batch_layer_by_layer_has_every_layer_of_the_model(
 
 
 def _target(card: str, stack: str) -> Target:
-    machine = machine_of(load_card(card), load_stack(stack), None)
+    machine = machine_named(card, stack)
     return Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.01)
 
 
@@ -260,7 +258,6 @@ def test_memory_over_the_step_reaches_the_peak_of_every_stage(
 
 @pytest.fixture(scope="module")
 def planned() -> tuple[Session, Page]:
-    pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     request = build_request(
         {
             "model": "llama3-8b",

@@ -21,8 +21,6 @@ from search.request.interface import open_documents
 from tests.often import often
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 from hypothesis import strategies as st
 
 from benchmarks.dry_run import DEFAULTS

@@ -25,8 +25,6 @@ from search.planning.session import Session, open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 MACHINES = {"h100:2x8": 16, "a100-80gb:1x8": 8}
 MODELS = ("llama3-8b", "gpt-6.7b", "mistral-7b", "qwen2.5-7b")
 

@@ -26,11 +26,7 @@ from tests.unit.engines.test_writing import NODE, searched
 HARDWARE = ("--hardware", "h100:1x8")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that commands run in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def files_of(run: Run, engine: str, place: ExportTarget = NODE) -> str:

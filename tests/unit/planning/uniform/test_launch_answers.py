@@ -153,9 +153,8 @@ def test_the_object_of_json_names_every_degree(small: UniformResult) -> None:
 
 
 def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
     assert search_command.run([*words, "--json", "found.json", "--verbose"]) == 0
     shown = capsys.readouterr().out
@@ -223,11 +222,9 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
     engine: str,
     options: dict[str, str],
     says: dict[str, object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     asked = {**_DENSE, "engine": engine, **options}
     words = [word for key, value in asked.items() for word in (f"--{key}", value)]
     assert search_command.run([*words, "--json", "found.json"]) == 0

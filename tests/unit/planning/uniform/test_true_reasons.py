@@ -142,10 +142,9 @@ def test_a_rule_of_why_not_is_checked() -> None:
 
 
 def test_a_strategy_file_names_the_plan_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Galvatron's file says neither model nor cluster; ours, which was written with it, does."""
-    monkeypatch.chdir(tmp_path)
     words = ("--model", "llama2-7b", "--hardware", "a100-80gb:2x8", "--engine", "none")
     assert search.run([*words, "--output-config-path", "own.json"]) == 0
     capsys.readouterr()
@@ -158,10 +157,9 @@ def test_a_strategy_file_names_the_plan_beside_it(
 
 
 def test_an_engine_without_a_plan_says_why_without_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """How its space was divided is nothing to who asks all engines."""
-    monkeypatch.chdir(tmp_path)
     words = ("--model", "llama2-7b", "--hardware", "rtx-4090:1x4", "--seq-length", "2048")
     assert search.run([*words, "--num-layers", "16", "--memory-constraint", "4"]) == 3
     assert search.run([*words, "--num-layers", "16", "--memory-constraint", "4", "--verbose"]) == 3
@@ -182,12 +180,10 @@ def test_an_engine_without_a_plan_says_why_without_parts(
 def test_what_is_not_named_says_who_answered(
     words: tuple[str, ...],
     said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A model alone is planned for the shipped cluster, by nobody's launches: that is said."""
-    monkeypatch.chdir(tmp_path)
     assert search.run([*words, "--output-config-path", "none"]) == 0
     err = capsys.readouterr().err
     assert ("answered with per-layer plans" in err) == bool(said)

@@ -34,10 +34,9 @@ from tests.unit.show_folders import (
 Golden = Callable[[str, str], None]
 
 
-def test_measured_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+def test_measured_profile(folder: Path, golden: Golden) -> None:
     """Head, tables, curves and troubles of a profile with samples."""
-    write_folder(tmp_path / "box", troubled())
-    monkeypatch.chdir(tmp_path)
+    write_folder(folder / "box", troubled())
 
     text = printed(show_folder, load_folder(Path("box")), "time")
 
@@ -45,12 +44,9 @@ def test_measured_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golde
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
-def test_bandwidth_curves_without_unicode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
+def test_bandwidth_curves_without_unicode(folder: Path, golden: Golden) -> None:
     """Where the output is not UTF-8 everything is ASCII."""
-    write_folder(tmp_path / "box")
-    monkeypatch.chdir(tmp_path)
+    write_folder(folder / "box")
 
     text = printed(show_folder, load_folder(Path("box")), "bandwidth", encoding="ascii")
 

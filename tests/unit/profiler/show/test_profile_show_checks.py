@@ -139,16 +139,13 @@ def test_validate_accepts_what_is_right(tmp_path: Path) -> None:
     assert printed(show_findings, [], 4) == "4 files: no findings\n"
 
 
-def test_validate_lists_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
+def test_validate_lists_everything(folder: Path, golden: Golden) -> None:
     """Every check at once: each finding one line with file, key, value and remedy."""
-    box = write_folder(tmp_path / "box", troubled())
+    box = write_folder(folder / "box", troubled())
     rewrite(box / ALLREDUCE, allreduce_size_2_consec_0=None, allreduce_size_2_consec_1=9.0)
     rewrite(box / P2P, pp_size_4=9000.0)
     rewrite(box / SP_TIME, **{f"all2all_size_2_{1 << i}MB_time": None for i in range(5)})
     rewrite(box / "overlap_coefficient.json", overlap_coe=0.9)
-    monkeypatch.chdir(tmp_path)
 
     text = printed(show_findings, validate(load_folder(Path("box"))), 4)
 

@@ -342,10 +342,9 @@ def test_peaks_that_nobody_counted_are_unknown(tmp_path: Path) -> None:
 
 
 def test_dry_run_prints_commands_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of them, as a shell takes them."""
-    monkeypatch.chdir(tmp_path)
     assert cli.run(["--dry-run", "--device", "cpu", "--layers", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     programs = [line.split()[0] for line in lines if not line.startswith("#")]
@@ -353,4 +352,4 @@ def test_dry_run_prints_commands_and_writes_nothing(
     assert programs[:3] == ["torchrun", "profile-model", "autopar-search"]
     assert programs[-2:] == ["autopar-search", "torchrun"]
     assert any("layers 0-0:tp=2" in line for line in lines)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []

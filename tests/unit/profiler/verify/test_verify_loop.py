@@ -31,8 +31,6 @@ from tests.unit.documents.test_calibration import document
 
 pytestmark = pytest.mark.whole
 
-pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-
 TRUTH = {"computation": 1.3, "communication": 0.6, "fixed_s": 0.0004, "memory": 1.08}
 
 
