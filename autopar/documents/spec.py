@@ -187,7 +187,7 @@ def resized(
     """Return the layer with other sizes; sizes that are not given are scaled.
 
     MLP width grows with the hidden size. The number of query heads per key-value head is kept.
-    Heads divide the hidden size if they did so before, and otherwise keep their width.
+    Heads divide the hidden size if they did so before; otherwise their width grows with it.
 
     Raises
     ------

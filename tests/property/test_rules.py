@@ -147,6 +147,15 @@ def test_a_run_names_all_rules_that_it_breaks() -> None:
     assert raised.value.broken[0].values == {"world": 64, "tp": 3, "cp": 1, "pp": 4}
 
 
+@pytest.mark.parametrize(("shard", "cp", "copied"), [(1, 1, True), (2, 1, False), (2, 2, False)])
+def test_weights_of_one_shard_are_kept_as_copies(shard: int, cp: int, copied: bool) -> None:
+    """Ranks of torchtitan's FSDP2 are the shards times the context ranks."""
+    values = {"recipe": True, "zero": 2, "dp_shard": shard, "cp": cp}
+    assert (
+        "torchtitan.recipe.copies" in {r.id for r in broken(torchtitan.SPACE, values)}
+    ) == copied
+
+
 TABLES: dict[str, tuple[Rule, ...]] = {
     "degrees": DEGREES,
     "run": RUN,

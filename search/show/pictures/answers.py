@@ -451,7 +451,7 @@ def _curves(question: UniformRequest, best: EngineResult, solution: PricedRun) -
     clusters += _searched(
         (question.job.world * factor, _asked(question, best, round(nodes * factor), batch))
         for factor in _CLUSTERS
-        if (nodes * factor).is_integer() and nodes * factor >= 1
+        if (nodes * factor).is_integer()
     )
     charts = []
     for found, title, label in (

@@ -244,6 +244,11 @@ def test_overrides_hold_one_value_or_one_per_type():
     assert [layer.seq_length for layer in spec.layers] == [1024, 1024]
     half = load_spec("llama2-7b", hidden_size=[2048]).layers[0]
     assert (half.hidden_size, half.head_dim, half.ffn_hidden_size) == (2048, 64, 5504)
+    # 64 heads of 128 at width 5120: together wider than the hidden size
+    wide = load_spec("qwen3-32b", hidden_size=[2560]).layers[0]
+    assert (wide.num_heads, wide.head_dim, wide.ffn_hidden_size) == (64, 64, 12800)
+    fewer = load_spec("qwen3-32b", num_heads=32).layers[0]
+    assert (fewer.num_kv_heads, fewer.head_dim) == (4, 128)
 
 
 @pytest.mark.parametrize("values", [[1, 2], [0], [-1], [True], [1.5]])

@@ -55,6 +55,7 @@ def python_file(folder: Path, text: str, *, gpus: int = 64) -> CheckedFile:
         ("cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)",
          "comm_overlap.tp_comm_overlap=false"),
         ("cfg.checkpoint.save = os.environ['SAVE']", ""),
+        ("cfg.validate()", ""),
     ],
 )  # fmt: skip
 def test_a_recipe_in_python_is_its_overrides(lines: str, words: str, tmp_path: Path) -> None:
@@ -129,6 +130,7 @@ def test_a_model_of_the_hub_is_read(tmp_path: Path) -> None:
          "line 13: train.global_batch_size is not known"),
         ("if os.getenv('X'):\n        cfg.model.seq_length = 4096", "line 13: model.seq_length"),
         ("os.tune(cfg.model)", "line 13: os.tune may change the configuration"),
+        ("cfg.model.tune()", "line 13: cfg.model.tune may change the configuration"),
         ("cfg.model.new_switch = 7", "model.new_switch = 7 may change"),
     ],
 )  # fmt: skip

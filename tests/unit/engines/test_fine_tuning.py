@@ -136,6 +136,13 @@ def test_shipped_models_are_named_by_their_repository(tmp_path: Path) -> None:
     assert found.launch.count(":?") == 1
     assert "DATA_PATH:?" in found.launch
     assert found.losses == ()
+    # the number of steps is that of the file, or else of the user
+    open_, fixed = (
+        written(replace(run, steps=steps), engine="accelerate", place=place).launch
+        for steps in (None, 50)
+    )
+    assert "--max_steps" in open_
+    assert "--max_steps" not in fixed
 
 
 @pytest.mark.parametrize("keeper", ["accelerate", "deepspeed"])

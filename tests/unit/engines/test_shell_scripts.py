@@ -65,6 +65,7 @@ SCRIPTS = {
     "a shell of its own": "(A=4; python x.py --a $A)\n",
     "patterns": 'A=llama3\nif [[ $A == llama* ]]; then B=1; fi\nif [[ $A == "llama*" ]]; then C=1; '
     "else C=2; fi\nif [[ $A =~ ^llama[0-9]$ ]]; then D=1; fi\npython x.py $B $C --d $D\n",
+    "sums of a command": "N=4\nW=$(expr $N \\* 6 / 4 - 1)\npython x.py --w $W $(expr 7)\n",
     "older tests": '[ -z "" -a -n "x" ] && B=1\n[[ a < b ]] && A=1\npython x.py --a $A --b $B\n',
     "unset": 'if [ -z ${VP} ]; then v=""; else v="--vp ${VP}"; fi\npython x.py --a 1 $v\n',
     "quotes in values": "F='([0]*1+[1]*2)'\nO=\" --f '$F' \"\npython x.py --a $O\n",

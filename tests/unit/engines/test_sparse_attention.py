@@ -26,6 +26,7 @@ from search.engines.megatron.rules import broken_rules, violated_rules
 from search.engines.megatron.setting import Setting
 from search.engines.megatron.write import write
 from search.engines.text import flags_of, script_command
+from tests.runs import llama, run_of
 from tests.step_cases import machine_named
 
 GLM: dict[str, Any] = {
@@ -152,6 +153,7 @@ def test_scores_are_held_in_parts() -> None:
     assert long[0] == 3 * 2**30 + 65536 * queries
     # gradient of the output and of queries, and two copies of queries, output, its gradient, keys
     assert short[1] == 4096 * (2 * 64 * (512 + 576 + 2 * (576 + 2 * 512)) + 2 * 4 * 2048)
+    assert mixer_bytes(run_of(llama()).rank_layers[0]) == (0, 0)
 
 
 def test_heads_fill_a_tile() -> None:

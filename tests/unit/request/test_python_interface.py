@@ -249,6 +249,13 @@ def test_python_is_refused_what_the_command_is(options: dict[str, Any], said: st
         search.plan("llama2-7b", "a100-80gb:1x8", **options)
 
 
+def test_batches_are_limited_by_their_number_alone() -> None:
+    """2,000 of them are searched, however large they are."""
+    options = SearchOptions(min_bsz=1 << 20, max_bsz=(1 << 20) + 1999, bsz_scale=1)
+    with pytest.raises(OptionError, match="more than 2000"):
+        replace(options, max_bsz=options.max_bsz + 1)
+
+
 @pytest.mark.parametrize(
     ("model", "hardware"),
     [(1, "a100-80gb:1x8"), (None, None), ("llama2-7b", 3), (("a", "b"), "a100-80gb:1x8")],

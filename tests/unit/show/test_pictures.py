@@ -132,6 +132,26 @@ def test_a_timeline_ends_with_the_predicted_step_and_no_stream_does_two_things_a
     _check_timeline(timeline)
 
 
+def test_the_stage_with_most_communication_divides_it(
+    interleaved: tuple[UniformResult, EngineResult, Assessment],
+) -> None:
+    """Of 3 + 1 and 2 + 4 seconds the second has most; two thirds of the term are its gather."""
+    _, best, assessment = interleaved
+    step = assessment.step
+    assert step is not None
+    seconds = ((3.0, 1.0), (2.0, 4.0), (0.5, 0.5), (0.5, 0.5))
+    stages = tuple(
+        stage._replace(reduction_s=reduction, gather_s=gather)
+        for stage, (reduction, gather) in zip(step.stages, seconds, strict=True)
+    )
+    terms = {**step.terms_s, "gradients": 3.0 + step.tied_s}
+    changed = replace(step, stages=stages, terms_s=terms)
+    timeline = launch_timeline(replace(assessment, step=changed), best.target)
+    assert assessment.run.runtime.overlap.gradients
+    begins_s = min(work.start_s for work in timeline.tracks[0].work)
+    assert begins_s == pytest.approx(step.weight_cast_s + 2.0)
+
+
 def test_spans_of_the_longest_stage_add_up_to_the_terms_of_the_step(
     solved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
@@ -387,6 +407,11 @@ def test_a_page_has_all_of_an_answer(
     assert mfu is not None
     least, most = (100.0 * mfu * step.total_s / end for end in reversed(interval))
     assert f"{least:.1f} to {most:.1f}, of the bf16 peak" in words
+    slowest = max(range(4), key=step.stage_s.__getitem__)
+    above = re.search(rf"stage {slowest} is the slowest, (\d+\.\d) % above the mean", words)
+    assert above is not None
+    mean_s = sum(step.stage_s) / 4
+    assert float(above[1]) == pytest.approx(100 * (max(step.stage_s) / mean_s - 1), abs=0.06)
     # every stage in every table, every id once
     for stage in range(4):
         assert f"stage {stage}" in words
