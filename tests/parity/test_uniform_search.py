@@ -15,6 +15,7 @@ import pytest
 
 from autopar.arrays import F64
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.activations import saved_parts
 from autopar.price.assessment import Target
 from autopar.price.oom_risk import kind_of
 from autopar.rates.accuracy import load_accuracy
@@ -31,6 +32,7 @@ from search.planning.uniform.best_first import UniformSearch, VariantResult
 from search.planning.uniform.bounds import layer_times, offload as on_host, partitions
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.bounds.live import StageRows
+from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.memory import MemoryBudget
 from tests.oracles.uniform import Priced, Question, question
@@ -644,8 +646,8 @@ def test_bounds_contain_frozen_weights() -> None:
     assert min(shares) > 0.97
 
 
-def test_bounds_contain_the_exchange_of_warm_up_and_copies_of_tables() -> None:
-    """Few micro-batches and MTP modules: the bound of a launch is 98 % of its price."""
+def deepseek() -> UniformCostModel:
+    """Return prices of DeepSeek-V3 on 1,024 H100; its first layers are dense."""
     engine, card = engine_space("megatron"), load_card("h100-80gb")
     model = flavour("deepseek_v3", "671B")
     assert model is not None
@@ -660,7 +662,32 @@ def test_bounds_contain_the_exchange_of_warm_up_and_copies_of_tables() -> None:
     )
     machine = machine_of(card, load_stack(engine.stack), None)
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.01)
-    found = UniformSearch(engine, job, target).prices
+    return UniformSearch(engine, job, target).prices
+
+
+def test_bounds_have_what_a_module_saves_in_each_type_of_layer() -> None:
+    """The norm before experts is saved once more than that before a dense MLP."""
+    found = deepseek()
+    choice = Candidate(pp=8, ep=64, global_batch=1024)
+    unit = found.unit(choice)
+    laid_out = CandidateExpander(found, Constraints(), MemoryBudget(0.0, 0.5)).layouts(unit, choice)
+    sizes = unit.bounds.sizes
+    layers = found.run(next(iter(laid_out))).rank_layers
+    dense, mixture = layers[0], layers[-1]
+    assert (dense.layer.experts is None, mixture.layer.experts is None) == (True, False)
+    for module in ("core_attn", "layernorm", "moe_act"):
+        avoided = sizes.plain - sizes.saved[found.words.index(module)]
+        for at, bound in zip((dense, mixture), avoided, strict=True):
+            counts = [
+                sum(size for _, size in saved_parts(one))
+                for one in (at, at.recomputing(frozenset({module})))
+            ]
+            assert bound == pytest.approx(counts[0] - counts[1], rel=0.05, abs=1 << 20), module
+
+
+def test_bounds_contain_the_exchange_of_warm_up_and_copies_of_tables() -> None:
+    """Few micro-batches and MTP modules: the bound of a launch is 98 % of its price."""
+    found = deepseek()
     plain = Candidate(cp=2, pp=8, ep=64, vpp=4, zero=1, dispatcher="flex", overlap_experts=True)
     choice = replace(plain, global_batch=1024)
     layout = CandidateExpander(found, Constraints(), MemoryBudget(0.0, 0.5)).layouts(
