@@ -301,6 +301,20 @@ def random_tables(rng: Rng, shape: Shape, labels: set[str]) -> PlanTables:
     )
 
 
+def hard_tables() -> PlanTables:
+    """Return tables whose search takes minutes: 60 layouts on 64 stages."""
+    shape = Shape(
+        layers=96,
+        types=2,
+        strategies=12,
+        layouts=60,
+        vocab=2,
+        stages=(64,),
+        candidates=((0, 64), (0, 67)),
+    )
+    return random_tables(np.random.default_rng(3), shape, {"1f1b"})
+
+
 def _tempt(
     fields: dict[str, Any], valid: NDArray[np.bool_], vocab_valid: NDArray[np.bool_]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -33,26 +34,12 @@ def test_both_replays_are_one(schedule: Schedule) -> None:
         ]
         send_s, overlapped = chance.choice([0.0, 0.2]), chance.random() < 0.5
         ahead = chance.choice([0, 1]) if pairs else 0
-        expected = replay(
-            schedule,
-            *seconds,
-            micro_batches=number,
-            chunks=chunks,
-            send_s=send_s,
-            group=group,
-            ahead=ahead,
-            overlapped=overlapped,
-        )
-        found = replay_schedule_s(
-            schedule,
-            *seconds,
-            micro_batches=number,
-            chunks=chunks,
-            send_s=send_s,
-            group=group,
-            ahead=ahead,
-            overlapped=overlapped,
-        )
+        more: dict[str, Any] = {
+            "micro_batches": number, "chunks": chunks, "send_s": send_s, "group": group,
+            "ahead": ahead, "overlapped": overlapped,
+        }  # fmt: skip
+        expected = replay(schedule, *seconds, **more)
+        found = replay_schedule_s(schedule, *seconds, **more)
         # a single stage adds I and W apart in one of them
         assert found == pytest.approx(expected.step_s, rel=1e-12)
         assert found == expected.step_s or stages == 1

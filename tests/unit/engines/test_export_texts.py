@@ -260,6 +260,20 @@ def test_no_yaml_is_an_internal_error(text: str) -> None:
         assert "\n" not in str(error)  # noqa: PT017
 
 
+def bash_beside(engine: str, folder: Path) -> str:
+    """Write the files of a plan of two ranks, and return the program bash."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash on this machine")
+    plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
+    plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
+    lowered = lower_for(engine)(job(plan))
+    for name, text in with_script(lowered.files, lowered.launch).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return bash
+
+
 @pytest.mark.parametrize(
     ("engine", "asked"),
     [
@@ -273,14 +287,7 @@ def test_no_yaml_is_an_internal_error(text: str) -> None:
 )
 def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path: Path) -> None:
     """bash ends with one sentence for each variable in turn, and then finds its torchrun."""
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash on this machine")
-    plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
-    plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
-    lowered = lower_for(engine)(job(plan))
-    for name, text in with_script(lowered.files, lowered.launch).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    bash = bash_beside(engine, tmp_path)
     environment: dict[str, str] = {}
     for name in [*asked, None]:
         done = subprocess.run(
@@ -310,15 +317,7 @@ def test_weights_come_and_go_where_the_environment_says(
 
     Without LOAD a script names the configuration of its model.
     """
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash on this machine")
-    plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
-    plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
-    lowered = lower_for(engine)(job(plan))
-    for name, text in with_script(lowered.files, lowered.launch).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    bash = bash_beside(engine, tmp_path)
     for name in ("torchrun", "accelerate", "python"):
         program = tmp_path / name
         program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")

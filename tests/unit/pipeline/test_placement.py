@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import strategies as st
@@ -107,25 +108,8 @@ def test_ends_take_the_place_of_layers() -> None:
 
 def test_a_heavy_head_stands_alone() -> None:
     """DeepSeek-V3's: modules of further tokens and the head have parts without layers."""
-    found = place_layers(
-        [0.3] * 3 + [1.0] * 58,
-        stages=8,
-        chunks=4,
-        embedding_s=0.1,
-        head_s=1.5,
-        mtp=1,
-        mtp_s=1.2,
-        least_layers=0,
-    )
-    crowded = place_layers(
-        [0.3] * 3 + [1.0] * 58,
-        stages=8,
-        chunks=4,
-        embedding_s=0.1,
-        head_s=1.5,
-        mtp=1,
-        mtp_s=1.2,
-    )
+    place = partial(place_layers, [0.3] * 3 + [1.0] * 58, stages=8, chunks=4, embedding_s=0.1)
+    found, crowded = (place(head_s=1.5, mtp=1, mtp_s=1.2, least_layers=least) for least in (0, 1))
     assert found.longest_s <= crowded.longest_s
     assert sum(found.sizes) == 61
     assert not found.exact

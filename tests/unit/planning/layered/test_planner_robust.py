@@ -12,31 +12,16 @@ import pytest
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.units import GIB
-from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableSolution, core, solve_stage, solve_tables
 from search.planning.layered.planner import Planner
 from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.interrupts import interrupted
-from tests.oracles.instances import Shape, random_tables
+from tests.oracles.instances import Shape, hard_tables, random_tables
 
 LIMIT_S = 100.0
 """Far above what any of these takes, on a busy machine too; a search that needs more has failed."""
-
-
-def hard_tables() -> PlanTables:
-    """Return tables whose search takes minutes: 60 layouts on 64 stages."""
-    shape = Shape(
-        layers=96,
-        types=2,
-        strategies=12,
-        layouts=60,
-        vocab=2,
-        stages=(64,),
-        candidates=((0, 64), (0, 67)),
-    )
-    return random_tables(np.random.default_rng(3), shape, {"1f1b"})
 
 
 def estimated(model: str, hardware: str, **options: Any) -> Planner:

@@ -22,22 +22,13 @@ from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from search.show.terminal import show_answer
 from tests.interrupts import interrupted
-from tests.oracles.instances import Shape, random_tables
+from tests.oracles.instances import Shape, hard_tables, random_tables
 from tests.oracles.reference import evaluate
 
 
 def test_a_hard_sub_problem_stops_with_its_best_plan() -> None:
     """60 layouts on 64 stages take minutes to prove; the limit returns what is known."""
-    shape = Shape(
-        layers=96,
-        types=2,
-        strategies=12,
-        layouts=60,
-        vocab=2,
-        stages=(64,),
-        candidates=((0, 64), (0, 67)),
-    )
-    tables = random_tables(np.random.default_rng(3), shape, {"1f1b"})
+    tables = hard_tables()
     start = time.process_time()
 
     solution = solve_tables(tables, 1 << 40, time_limit_s=0.5)
