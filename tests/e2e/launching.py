@@ -74,7 +74,30 @@ def torchrun(num_ranks: int, *arguments: str) -> list[str]:
     ]
 
 
-class Launch:
+class _Read:
+    """What both kinds of ranks have: threads that collect all that is written."""
+
+    def _read(self, *processes: subprocess.Popen[str] | warm.Warm) -> None:
+        """Start to collect what these processes write."""
+        self._stdout, self._stderr = list[str](), list[str]()
+        self._readers = [
+            threading.Thread(target=_collect, args=arguments, daemon=True)
+            for one in processes
+            for arguments in ((one.stdout, self._stdout), (one.stderr, self._stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    @property
+    def stderr(self) -> str:
+        """What was written to stderr so far."""
+        return "".join(self._stderr)
+
+
+class Launch(_Read):
     """A running torchrun with its ranks; a context manager that leaves no process behind."""
 
     def __init__(self, num_ranks: int, *arguments: str) -> None:
@@ -108,19 +131,7 @@ class Launch:
             text=True,
             start_new_session=True,
         )
-        self._stdout, self._stderr = list[str](), list[str]()
-        self._readers = [
-            threading.Thread(target=_collect, args=arguments, daemon=True)
-            for arguments in (
-                (self._process.stdout, self._stdout),
-                (self._process.stderr, self._stderr),
-            )
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def __enter__(self) -> Self:
-        return self
+        self._read(self._process)
 
     def __exit__(self, *error: object) -> None:
         # ranks are leaders of sessions of their own: a signal to torchrun's group misses them
@@ -136,11 +147,6 @@ class Launch:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-
-    @property
-    def stderr(self) -> str:
-        """What was written to stderr so far."""
-        return "".join(self._stderr)
 
     def processes(self) -> dict[int, dict[str, str]]:
         """Return the environments of the living processes of this launch, by process id."""
@@ -192,7 +198,7 @@ class Launch:
         return Finished(code, "".join(self._stdout), self.stderr)
 
 
-class Copies:
+class Copies(_Read):
     """Running ranks without torchrun; a context manager that leaves no process behind."""
 
     def __init__(self, num_ranks: int, *arguments: str) -> None:
@@ -229,17 +235,7 @@ class Copies:
             )
             for rank in range(num_ranks)
         ]
-        self._stdout, self._stderr = list[str](), list[str]()
-        self._readers = [
-            threading.Thread(target=_collect, args=arguments, daemon=True)
-            for rank in self._ranks
-            for arguments in ((rank.stdout, self._stdout), (rank.stderr, self._stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def __enter__(self) -> Self:
-        return self
+        self._read(*self._ranks)
 
     def __exit__(self, *error: object) -> None:
         for rank in self._ranks:
@@ -249,11 +245,6 @@ class Copies:
             reader.join(10)
         for rank in self._ranks:
             rank.__exit__(*error)
-
-    @property
-    def stderr(self) -> str:
-        """What was written to stderr so far."""
-        return "".join(self._stderr)
 
     def processes(self) -> list[int]:
         """Return the process ids of the ranks that live."""

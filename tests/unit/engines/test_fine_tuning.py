@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +83,6 @@ def test_defaults_of_trl(tmp_path: Path) -> None:
     assert found.kernels.loss == "trl"
     off = run_in(checked(tmp_path, {**LORA, "gradient_checkpointing": False, "bf16": False}))
     assert off.strategy.recomputed.kind == "none"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("loss_type", "dft"),
-        ("model_init_kwargs", {"use_kernels": True}),
-        ("gradient_checkpointing_kwargs", {"selective": True}),
-        ("activation_offloading", True),
-        ("use_dora", True),
-        ("lora_modules_to_save", ["lm_head"]),
-        ("load_in_2bit", True),
-        ("no_such_word", 3),
-    ],
-)
-def test_words_without_a_price_withdraw_the_verdict(tmp_path: Path, key: str, value: Any) -> None:
-    """A word that is not priced or not known leaves no verdict, in a section as well."""
-    found = checked(tmp_path, {**LORA, key: value})
-    assert found.withdrawn or found.run is None
 
 
 def test_harmless_words_keep_it(tmp_path: Path) -> None:
@@ -257,25 +239,6 @@ def test_llamafactory_with_deepspeed(tmp_path: Path) -> None:
     assert run_in(found).runtime.states.keeper == "deepspeed"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("use_galore", True),
-        ("use_unsloth", True),
-        ("stage", "dpo"),
-        ("finetuning_type", "freeze"),
-        ("shift_attn", True),
-        ("additional_target", "embed_tokens"),
-        ("use_dft_loss", True),
-        ("no_such_word", 3),
-    ],
-)
-def test_words_of_llamafactory_without_a_price(tmp_path: Path, key: str, value: Any) -> None:
-    """A word that changes memory or time without a formula leaves no verdict."""
-    found = factory(tmp_path, {**FACTORY, key: value})
-    assert found.withdrawn or found.run is None
-
-
 AXOLOTL: dict[str, Any] = {
     # examples/llama-3/qlora-1b.yml of axolotl, with its kernels off
     "base_model": "meta-llama/Meta-Llama-3-8B",
@@ -349,20 +312,43 @@ def test_fsdp_of_axolotl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("read", "base", "key", "value"),
     [
-        ("lora_mlp_kernel", None),  # on by default
-        ("gradient_checkpointing", "offload"),
-        ("plugins", ["axolotl.integrations.liger.LigerPlugin"]),
-        ("chunked_cross_entropy", True),
-        ("context_parallel_size", 2),
-        ("adapter", None),  # states in 16 bits
-        ("no_such_word", 3),
+        (checked, LORA, "loss_type", "dft"),
+        (checked, LORA, "model_init_kwargs", {"use_kernels": True}),
+        (checked, LORA, "gradient_checkpointing_kwargs", {"selective": True}),
+        (checked, LORA, "activation_offloading", True),
+        (checked, LORA, "use_dora", True),
+        (checked, LORA, "lora_modules_to_save", ["lm_head"]),
+        (checked, LORA, "load_in_2bit", True),
+        (checked, LORA, "no_such_word", 3),
+        (factory, FACTORY, "use_galore", True),
+        (factory, FACTORY, "use_unsloth", True),
+        (factory, FACTORY, "stage", "dpo"),
+        (factory, FACTORY, "finetuning_type", "freeze"),
+        (factory, FACTORY, "shift_attn", True),
+        (factory, FACTORY, "additional_target", "embed_tokens"),
+        (factory, FACTORY, "use_dft_loss", True),
+        (factory, FACTORY, "no_such_word", 3),
+        (axolotl, AXOLOTL, "lora_mlp_kernel", None),  # on by default
+        (axolotl, AXOLOTL, "gradient_checkpointing", "offload"),
+        (axolotl, AXOLOTL, "plugins", ["axolotl.integrations.liger.LigerPlugin"]),
+        (axolotl, AXOLOTL, "chunked_cross_entropy", True),
+        (axolotl, AXOLOTL, "context_parallel_size", 2),
+        (axolotl, AXOLOTL, "adapter", None),  # states in 16 bits
+        (axolotl, AXOLOTL, "no_such_word", 3),
     ],
 )
-def test_words_of_axolotl_without_a_price(tmp_path: Path, key: str, value: Any) -> None:
-    """A word, or a default, that changes memory or time without a formula leaves no verdict."""
-    found = axolotl(tmp_path, {**AXOLOTL, key: value})
+def test_words_without_a_price_withdraw_the_verdict(
+    read: Callable[[Path, dict[str, Any]], CheckedFile],
+    base: dict[str, Any],
+    key: str,
+    value: Any,
+    tmp_path: Path,
+) -> None:
+    """A word, or a default, that is not known or changes memory or time without a formula."""
+    assert not read(tmp_path, base).withdrawn
+    found = read(tmp_path, {**base, key: value})
     assert found.withdrawn or found.run is None
 
 
