@@ -478,7 +478,7 @@ def _next(
     unknown = [one for one in file.findings if one.withdraws and one.kind == "not understood"]
     if file.run is not None and unknown:
         flag = file.spelled(str(unknown[0].values["flag"]), None).lstrip("-")
-        options.insert(0, f"--check-ignore {flag} (it changes neither memory nor time)")
+        options.insert(0, f"--check-ignore {flag} (if it changes neither memory nor time)")
     if options:
         lines += _labelled(console, "Next", ", ".join(options))
     # Suggested changes already begin with a blank line.

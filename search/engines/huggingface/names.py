@@ -4,7 +4,7 @@
 
 Sources of the names: `TrainingArguments` and `Seq2SeqTrainingArguments` of transformers 4.20 to
 5.24, its example scripts, `SFTConfig`, `ModelConfig` and `ScriptArguments` of TRL 1.16, the
-hyperparameters of LLaMA-Factory 0.9.5, FastChat and qlora.py.
+hyperparameters of LLaMA-Factory 0.9.5, the schemas of axolotl 0.19, FastChat and qlora.py.
 """
 
 from __future__ import annotations
@@ -42,12 +42,19 @@ _HARMLESS: Mapping[str, str] = {
         enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps
         profiler_active_steps profiler_repeat profiler_record_shapes profiler_profile_memory
         profiler_with_stack profile_modules print_param_status log_completions verbose debug
+
+        wandb_name wandb_run_id wandb_mode wandb_log_model use_tensorboard use_mlflow
+        mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts
+        use_comet comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode
+        comet_online comet_experiment_config use_trackio trackio_project_name trackio_run_name
+        use_otel_metrics otel_metrics_host otel_metrics_port include_tkps swanlab_description
+        swanlab_experiment_name loss_watchdog_threshold loss_watchdog_patience
     """,
     "checkpoints": """
         save_strategy save_steps save_total_limit save_safetensors save_on_each_node
         save_only_model save_interval save_dir restore_callback_states_from_checkpoint
         resume_from_checkpoint ignore_data_skip checkpointing_steps enable_jit_checkpoint
-        saves_per_epoch auto_resume_from_checkpoints
+        saves_per_epoch auto_resume_from_checkpoints save_first_step
         push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_model_id
         hub_strategy hub_token hub_private_repo hub_always_push hub_revision create_new_adapter
         export_dir export_size export_device export_legacy_format export_hub_model_id
@@ -58,7 +65,8 @@ _HARMLESS: Mapping[str, str] = {
         lr_scheduler_kwargs warmup_ratio warmup_steps num_warmup_steps optim_args
         optim_target_modules average_tokens_across_devices early_stopping_steps
         early_stopping_patience fp16_opt_level fp16_backend half_precision_backend
-        neftune_noise_alpha loraplus_lr_ratio loraplus_lr_embedding
+        neftune_noise_alpha loraplus_lr_ratio loraplus_lr_embedding cosine_min_lr_ratio
+        cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor adam_epsilon2 adam_beta3
     """,
     "processes": """
         local_rank seed data_seed full_determinism ddp_backend ddp_timeout
@@ -95,7 +103,11 @@ _HARMLESS: Mapping[str, str] = {
 
         sample_packing eval_sample_packing pad_to_sequence_len dataset_prepared_path val_set_size
         evals_per_epoch train_on_inputs dataset_processes chat_template_jinja special_tokens strict
-        shuffle_merged_datasets
+        shuffle_merged_datasets shuffle_before_merging_datasets test_datasets skip_prepare_dataset
+        dataset_shard_num dataset_shard_idx num_dataset_shards_to_save push_dataset_to_hub
+        dataset_exact_deduplication dataset_keep_in_memory hf_use_auth_token curriculum_sampling
+        excess_length_strategy min_sample_len eval_sequence_len eval_batch_size eot_tokens
+        chat_template_kwargs default_system_message
     """,
     "model": """
         model_revision model_type config_name tokenizer_name tokenizer_name_or_path tokenizer
@@ -108,6 +120,10 @@ _HARMLESS: Mapping[str, str] = {
 
         rope_scaling moe_aux_loss_coef router_aux_loss_coef use_kv_cache infer_backend infer_dtype
         model_name_hf attention_dropout pre_norm upcast_layernorm use_cache
+
+        tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy
+        tokenizer_use_mistral_common tokenizer_save_jinja_files is_falcon_derived_model
+        is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
     """,
 }
 """Arguments that change neither memory nor time, by topic.
@@ -161,6 +177,8 @@ _UNPRICED: Mapping[str, Unpriced] = {
              "{'use_reentrant': true}", '{"use_reentrant": true}', '{"use_reentrant":true}', ""),
     ),
     "activation_offloading": Unpriced("activations are on the host"),
+    "load_in_4bit": Unpriced("quantised weights without adapters"),
+    "load_in_8bit": Unpriced("quantised weights without adapters"),
     "use_dora": Unpriced("magnitudes and norms of weights are not counted"),
     "lora_modules_to_save": Unpriced("modules are trained whole"),
     "modules_to_save": Unpriced("modules are trained whole"),

@@ -62,8 +62,8 @@ ENGINES: tuple[_Other, ...] = (
                         for size in ("num_layers", "hidden_size", "seq_length", "model_type",
                                      "train_iters", "tokenizer_type")))),
     # `llamafactory-cli train` is read, with the configurations of releases before 1.0.
-    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\s+(?!train\b|\S+\.ya?ml)\w+",
-           keys=_keys("model model_class", "model peft_config.name")),
+    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\s+(?!train\b|\S+\.ya?ml)\w+"),
+    _Other("LLaMA-Factory 1.0", keys=_keys("model model_class", "model peft_config.name")),
     _Other("OLMo-core", r"(\S*/)?olmo_core\w*\.py"),
     _Other("reinforcement learning of open-instruct", r"(\S*/)?open_instruct/(grpo|ppo)\w*\.py"),
     _Other("axolotl", r"(\S*/)?axolotl\s+(?!train\b|\S+\.ya?ml)\w+|axolotl\.cli\.(?!train\b)\w+"),

@@ -666,7 +666,8 @@ TUNED = (
         ("a.sh", TUNED.format("run_grpo.py"), "trains by reinforcement learning"),
         ("a.sh", TUNED.format("reward_modeling.py"), "trains a reward model"),
         ("a.sh", TUNED.format("gkd.py"), "trains with a teacher"),
-        ("a.yaml", "model: q\nmodel_class: llm\ndist_config:\n  name: fsdp2\n", "LLaMA-Factory"),
+        ("a.yaml", "model: q\nmodel_class: llm\ndist_config:\n  name: fsdp2\n",
+         "LLaMA-Factory 1.0"),
         ("a.sh", ("python mason.py --num_nodes 2 --gpus 8 -- source x.sh \\&\\& python \\\n"
          "  open_instruct/grpo_fast.py --beta 0.0\n"), "reinforcement learning"),
         ("a.sh", ("python submit.py --image x -- torchrun --nproc_per_node 8 olmo_core_finetune.py "

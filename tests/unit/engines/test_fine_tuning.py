@@ -303,6 +303,27 @@ def test_a_yaml_of_axolotl(tmp_path: Path) -> None:
         assert replace(run_in(started), name="") == replace(run, name="")
 
 
+def test_common_words_of_axolotl_keep_the_verdict(tmp_path: Path) -> None:
+    """Words of axolotl's examples without effect, and switches of quantisation that are off."""
+    section = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}
+    words = {
+        "tokenizer_type": "AutoTokenizer",
+        "is_llama_derived_model": True,
+        "wandb_name": "first",
+        "loss_watchdog_threshold": 5.0,
+        "loss_watchdog_patience": 3,
+        "cosine_min_lr_ratio": 0.1,
+        "eot_tokens": ["<|eot_id|>"],
+    }
+    assert not axolotl(tmp_path, {**AXOLOTL, **words}).withdrawn
+    full = {key: value for key, value in AXOLOTL.items() if "lora" not in key and key != "adapter"}
+    full |= {"fsdp_version": 2, "fsdp_config": section}
+    off = {"load_in_8bit": False, "load_in_4bit": False}
+    assert not axolotl(tmp_path, {**full, **off}).withdrawn
+    on = axolotl(tmp_path, {**full, **off, "load_in_4bit": True})
+    assert [one.kind for one in on.findings if one.withdraws] == ["not priced"]
+
+
 def test_fsdp_of_axolotl(tmp_path: Path) -> None:
     """Its section of FSDP is that of accelerate, without a prefix."""
     section = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}
