@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,11 +25,11 @@ _NEXT_TO = ("pipeline-model-parallel-size", "tensor-model-parallel-size", "micro
 
 
 def patch_of(
-    file: CheckedFile, changes: Changes, wanted: Run, read: Callable[[str], CheckedFile]
+    file: CheckedFile, changes: Changes, wanted: Run, read: Callable[..., CheckedFile]
 ) -> str | None:
     """Return a unified diff after which a file describes the run `wanted`; None if not possible.
 
-    read : function (path) -> parsed file
+    read : function (path, text=text of the file) -> parsed file
     """
     path = Path(file.path)
     try:
@@ -38,7 +37,7 @@ def patch_of(
     except (OSError, UnicodeDecodeError):
         return None
     after = _changed(before, path.suffix.lower(), file, changes)
-    if after is None or not _describes(path.name, after, wanted, read):
+    if after is None or not _describes(file.path, after, wanted, read):
         return None
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), file.path, file.path
@@ -46,15 +45,12 @@ def patch_of(
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def _describes(name: str, text: str, wanted: Run, read: Callable[[str], CheckedFile]) -> bool:
-    """Return True if a file with this name and text describes the run `wanted`."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
-        try:
-            found = read(str(path)).run
-        except AutoparError:
-            return False
+def _describes(path: str, text: str, wanted: Run, read: Callable[..., CheckedFile]) -> bool:
+    """Return True if a file with this text describes the run `wanted`, next to its own files."""
+    try:
+        found = read(path, text=text).run
+    except AutoparError:
+        return False
     # The name is the path of the file.
     return found is not None and same_run(replace(found, name=wanted.name), wanted)
 
@@ -77,9 +73,11 @@ def _changed(text: str, suffix: str, file: CheckedFile, changes: Changes) -> str
 def _replaced(text: str, key: str, before: str, after: str | None) -> str | None:
     """Return the text with a setting replaced, or removed for `after` None.
 
-    None if the setting does not occur exactly once.
+    None if the setting does not occur exactly once, with its value or with a variable of it.
     """
     found = list(_setting(key, before).finditer(text))
+    if not found and before and after is not None:
+        return _in_variable(text, key, before, after)
     if len(found) != 1:
         return None
     one = found[0]
@@ -88,6 +86,22 @@ def _replaced(text: str, key: str, before: str, after: str | None) -> str | None
     if not before:  # a flag without a value
         return None
     return text[: one.start("value")] + after + text[one.end("value") :]
+
+
+def _in_variable(text: str, key: str, before: str, after: str) -> str | None:
+    """Return a script in which the variable of a flag, or its default, has another value.
+
+    None if the flag does not occur exactly once, or its variable is not assigned exactly once.
+    """
+    flag = re.escape(f"--{key.lstrip('-')}").replace(r"\-", "[-_]")
+    names = re.findall(rf"""(?<![\w-]){flag}[= \t]+["']?\$\{{?([A-Za-z_]\w*)\b""", text)
+    if len(names) != 1:
+        return None
+    value = rf"""["']?(?:\$\{{{names[0]}:?-)?(?P<value>{re.escape(before)})\b"""
+    found = list(re.finditer(rf"(?<![\w$]){names[0]}={value}", text))
+    if len(found) != 1:
+        return None
+    return text[: found[0].start("value")] + after + text[found[0].end("value") :]
 
 
 def _without(text: str, one: re.Match[str]) -> str | None:

@@ -283,7 +283,7 @@ def _samples(
 
 
 def _patch(
-    file: CheckedFile, neighbours: BestChanges | None, read: Callable[[str], CheckedFile]
+    file: CheckedFile, neighbours: BestChanges | None, read: Callable[..., CheckedFile]
 ) -> str:
     """Return the last suggested change of a file as a patch; empty if there is none.
 

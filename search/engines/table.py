@@ -243,16 +243,19 @@ def engine_of(source: Configuration) -> Engine:
     return found
 
 
-def launch_file(path: str, *, world_size: int | None = None) -> Configuration:
+def launch_file(
+    path: str, *, world_size: int | None = None, text: str | None = None
+) -> Configuration:
     """Return the content of a launch file.
 
     Raises DocumentError for a file that cannot be read; the message names the program that the file
-    belongs to, if `search.engines.text.others` knows it. `world_size` as in `read_configuration`.
+    belongs to, if `search.engines.text.others` knows it. `world_size` and `text` as in
+    `read_configuration`.
     """
     from search.engines.text import read_configuration
 
     try:
-        return read_configuration(path, world_size=world_size, harmless=_is_harmless)
+        return read_configuration(path, world_size=world_size, harmless=_is_harmless, text=text)
     except DocumentError:
         problem = _problem_of_script(Path(path))
         if problem is None:
@@ -311,6 +314,7 @@ def read_checked(
     precision: PrecisionKind | None = None,
     lengths: bool = False,
     ignored: Collection[str] = (),
+    text: str | None = None,
 ) -> CheckedFile:
     """Return the run and the findings of a launch file.
 
@@ -321,12 +325,13 @@ def read_checked(
     precision : bf16, fp16 or fp32, likewise.
     lengths : True if the lengths of samples are given.
     ignored : names of arguments and keys that change neither memory nor time.
+    text : text of the file; None to read it.
 
     Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
     """
     from search.engines.reader import CheckOptions
 
-    source = launch_file(path, world_size=world_size)
+    source = launch_file(path, world_size=world_size, text=text)
     asked = CheckOptions(
         world_size=world_size,
         gpu=gpu,

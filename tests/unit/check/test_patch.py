@@ -48,6 +48,7 @@ ZERO = """\
   "zero_optimization": {"stage": 3, "overlap_comm": true}
 }
 """
+SOURCED = 'source "$(dirname "$0")/sizes.sh"\n' + SCRIPT.format(tp=4).replace("80", "$LAYERS", 1)
 MODEL = ("--model", "llama3-8b", "--seq-length", "8192")
 
 
@@ -55,8 +56,10 @@ MODEL = ("--model", "llama3-8b", "--seq-length", "8192")
     ("name", "text", "options"),
     [
         ("job.sh", SCRIPT.format(tp=4), ("--hardware", "h100:8x8")),
+        ("job.sh", "TP=${TP:-4}\n" + SCRIPT.format(tp='"$TP"'), ("--hardware", "h100:8x8")),
         ("job.toml", TOML, ("--hardware", "h100:4x8")),
         ("ds.json", ZERO, ("--hardware", "h200:1x8", *MODEL)),
+        ("jobs/job.sh", SOURCED, ("--hardware", "h100:8x8")),
     ],
 )
 def test_a_patched_file_is_the_suggested_run(
@@ -67,6 +70,8 @@ def test_a_patched_file_is_the_suggested_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`patch` applies the diff, and the step time of the new file is the one suggested."""
+    Path("jobs").mkdir()
+    Path("jobs/sizes.sh").write_text("LAYERS=80\n", encoding="utf-8")
     Path(name).write_text(text, encoding="utf-8")
     (before,) = _launches(capsys, name, *options)
     assert check.run([name, *options, "--diff"]) == 0
@@ -89,8 +94,8 @@ def _launches(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str,
 def test_a_value_that_is_no_text_is_not_patched(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A shell variable: the arguments to change are in the error."""
-    Path("job.sh").write_text("TP=1\n" + SCRIPT.format(tp="$TP"), encoding="utf-8")
+    """A computed value: the arguments to change are in the error."""
+    Path("job.sh").write_text("TP=$((2 - 1))\n" + SCRIPT.format(tp="$TP"), encoding="utf-8")
     assert check.run(["job.sh", "--hardware", "h100:8x8", "--diff"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -104,8 +109,8 @@ def test_a_change_that_reads_as_another_run_is_no_patch(tmp_path: Path) -> None:
     changes = (("tensor-model-parallel-size", "4", "8"),)
     assert file.run is not None
 
-    def read(name: str) -> CheckedFile:
-        return read_checked(name, world_size=64, gpu="h100-80gb")
+    def read(name: str, text: str | None = None) -> CheckedFile:
+        return read_checked(name, world_size=64, gpu="h100-80gb", text=text)
 
     assert patch_of(file, changes, file.run, read) is None
     path.write_text(SCRIPT.format(tp=8), encoding="utf-8")
@@ -126,8 +131,8 @@ def test_flags_are_removed_with_their_line(tmp_path: Path) -> None:
     kept = "\n".join(line for line in SCRIPT.format(tp=4).split("\n") if "recompute" not in line)
     (tmp_path / "wanted.sh").write_text(kept, encoding="utf-8")
 
-    def read(name: str) -> CheckedFile:
-        return read_checked(name, world_size=64, gpu="h100-80gb")
+    def read(name: str, text: str | None = None) -> CheckedFile:
+        return read_checked(name, world_size=64, gpu="h100-80gb", text=text)
 
     wanted = read(str(tmp_path / "wanted.sh")).run
     assert wanted is not None
