@@ -124,12 +124,13 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
     other = None
     if one.other_precision is not None and solution is one.best:
         other = _other_precision(solution, one.other_precision)
-    if one.without_host is not None and solution is one.best:
-        share = solution.samples_per_s / one.without_host.samples_per_s - 1.0
-        there = f"{format_bytes(solution.assessment.host_bytes)} per GPU"
-        # a plan that the choice found less safe is the fastest one, which has its own row
-        without = f"; --offload-activations none is {share * 100:.1f} % slower"
-        rows.append(("Host memory", there + without * (share > 0)))
+    if solution.assessment.host_bytes > 0 and solution is one.best:
+        without, there = "", f"{format_bytes(solution.assessment.host_bytes)} per GPU"
+        if one.without_host is not None:
+            share = solution.samples_per_s / one.without_host.samples_per_s - 1.0
+            # a plan that the choice found less safe is the fastest one, which has its own row
+            without = f"; --offload-activations none is {share * 100:.1f} % slower" * (share > 0)
+        rows.append(("Host memory", there + without))
     if one.safer is not None and solution is one.best:
         share = solution.samples_per_s / one.safer.samples_per_s - 1.0
         peak = format_bytes(one.safer.assessment.fullest.peak_bytes)

@@ -110,6 +110,11 @@ def test_what_lies_on_the_host_is_said_beside_the_memory(
     assert line.endswith(" of 238.42 GiB per GPU")
     assert search_command.run([*words, "--offload-activations", "none"]) == 0
     assert "Host memory" not in capsys.readouterr().out
+    # next to the peak of the GPU, with an engine without activation offload too
+    other = ["deepspeed" if word == "megatron" else word for word in words]
+    assert search_command.run([*other, "--offload-optimizer", "1"]) == 0
+    screen = capsys.readouterr().out.split("Basis")[0]
+    assert "\n  Host memory  " in screen
 
 
 def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
