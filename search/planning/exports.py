@@ -187,8 +187,8 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
     found = written(run, engine=engine, place=place)
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
-    # for another engine, `changes` contains the time
-    if is_own and assessment.step is not None:
+    # for an engine with other kernels, `changes` contains the time
+    if (is_own or not changes) and assessment.step is not None:
         rates = assessment.throughput
         samples_per_s = stored.choice.global_batch / assessment.step.total_s
     too_large = _too_large(assessment, target)

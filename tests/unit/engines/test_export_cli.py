@@ -392,6 +392,15 @@ def test_a_launch_script_is_exported(
     }[engine] in texts
 
 
+@pytest.mark.parametrize("engine", ["megatron", "megatron-bridge"])
+def test_an_export_to_the_same_kernels_prints_the_estimate(
+    engine: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron-Bridge trains with the layers of Megatron-LM, so nothing changes."""
+    assert export_cli.run([str(script), *CLUSTER, "--to", engine, "--out", "none"]) == 0
+    assert "\n  Step time " in capsys.readouterr().out
+
+
 def test_arguments_in_a_json_file_are_exported(
     script: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
