@@ -214,6 +214,11 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     for config in (path, path / "config.json"):
         if config.suffix == ".json" and config.is_file():
             return model_of_config(load_object(config).data, config)
+    return published_model(name)
+
+
+def published_model(name: str) -> Model | None:
+    """Return a model by shipped name or repository name; None for an unknown one."""
     found = _REPOSITORIES.get(repository_name(name))
     return _shipped(shipped_model(name)) if found is None else _model(found)
 

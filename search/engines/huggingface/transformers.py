@@ -22,7 +22,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
-from search.engines.huggingface.models import Decoder, model_named
+from search.engines.huggingface.models import Decoder, published_model
 from search.engines.plans import ExportJob, target_of
 from search.engines.words import one_line, required
 
@@ -56,7 +56,7 @@ def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -
     name, model = place.model, run.model
     # Names of the hub contain an owner.
     if name is not None and "/" in name:
-        found = model_named(name)
+        found = published_model(name)
         if found is not None and _sizes(found) != _sizes(model):
             raise InputError(
                 f"{name} has other sizes than the model of the plan",
@@ -91,7 +91,7 @@ def unwritable_model(model: Model, name: str | None) -> str:
     name : name of the model, with its owner on the Hugging Face hub, or of a shipped model; None:
         only its sizes are known.
     """
-    named = name is not None and "/" in name and model_named(name) is not None
+    named = name is not None and "/" in name and published_model(name) is not None
     return "" if named or _repository_of(model, name) is not None else " and ".join(_others(model))
 
 
@@ -104,7 +104,7 @@ def _repository_of(model: Model, name: str | None, *, always: bool = False) -> s
         return None
     source = str(load_object(find_model(name)).data.get("source", ""))
     found = re.search(r"config\.json of ([\w.-]+/[\w.-]+) on the Hugging Face hub", source)
-    known = None if found is None else model_named(found[1])
+    known = None if found is None else published_model(found[1])
     same = known is not None and (*_sizes(known), known.mtp) == (*_sizes(model), model.mtp)
     return found[1] if found is not None and same else None
 

@@ -594,6 +594,18 @@ def test_a_typed_model_is_of_the_working_folder(
     assert capsys.readouterr().err.startswith("autopar-check: --model 'nope': ")
 
 
+def test_the_path_of_a_configuration_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variants of a run are searched in a JSON file of any folder, which is no config.json."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(ZERO2), encoding="utf-8")
+    words = ["--hardware", "a100-80gb:1x8", "--model", "llama3-8b", "--seq-length", "4096"]
+    assert check.run([str(path), *words, "--json", "-"]) == 0
+    (launch,) = json.loads(capsys.readouterr().out)["launches"]
+    assert launch["neighbours"] is not None
+
+
 @pytest.mark.parametrize("where", ["beside", "working", "both"])
 @pytest.mark.parametrize("kind", ["deepspeed", "accelerate", "plugged in"])
 def test_a_configuration_is_found_from_the_working_folder(
