@@ -309,7 +309,13 @@ def _of_torch(kernels: Kernels) -> Kernels:
         fused_accumulation=usual.fused_accumulation,
         # transformers has no setting for norm kernels, which depend on its release.
         fused_norms=kernels.fused_norms or kernels.module == "transformers",
-        quirks=Quirks(stage_outputs=kernels.quirks.stage_outputs),
+        quirks=Quirks(
+            stage_outputs=kernels.quirks.stage_outputs,
+            # Other losses hold no logits in fp32.
+            logit_bytes=kernels.quirks.logit_bytes
+            if kernels.loss in ("whole", "chunked")
+            else usual.quirks.logit_bytes,
+        ),
     )
 
 

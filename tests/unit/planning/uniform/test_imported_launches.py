@@ -389,3 +389,23 @@ def test_a_script_is_priced_and_explained_as_it_is(
     Path("notes.txt").write_text("no launch\n")
     assert search.run(["--evaluate", "notes.txt", *HARDWARE]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_check_and_explain_have_one_peak_for_an_unknown_loop(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration alone does not tell whether its loop holds the logits."""
+    words = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2},
+    }
+    Path("ds.json").write_text(json.dumps(words), encoding="utf-8")
+    asked = ["ds.json", *HARDWARE, "--model", "llama3-8b", "--seq-length", "2048", "--json", "-"]
+    assert check.run([*asked, "--no-neighbours"]) == 0
+    (read,) = json.loads(capsys.readouterr().out)["launches"]
+    assert explain.run(asked) == 0
+    priced = json.loads(capsys.readouterr().out)["launch"]["predicted"]
+    assert priced["stages"][0]["peak_bytes"] == read["stages"][0]["peak_bytes"]
+    assert priced["odds_of_oom"] == read["odds_of_oom"]
