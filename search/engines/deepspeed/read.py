@@ -215,6 +215,8 @@ def script_of(
     words = ScriptWords(words=meant.flags, asked={"deepspeed", "deepspeed-config"})
     # Arguments that an option replaces count as looked up.
     named, own_batch = words.text(*MODELS), words.number("per-device-train-batch-size")
+    if asked.micro_batch:
+        words.asked.add("per-device-train-batch-size")
     name = asked.model or named
     if not name:
         raise keys.unpriced("model", "is not given", "Add --model, such as llama-3-8b")
@@ -226,11 +228,15 @@ def script_of(
             f"{shorten(name)} is unknown",
             "Use --model FOLDER with its config.json",
         )
-    length = words.number(*LENGTHS, *_HALVES)
-    length = asked.seq_length or length
+    length = asked.seq_length or words.number(*LENGTHS, *_HALVES)
+    if asked.seq_length:
+        words.asked.update((*LENGTHS, *_HALVES))
     if length is None:
+        given = next((f"--{name.replace('-', '_')}" for name in LENGTHS if name in words.words), "")
         raise keys.unpriced(
-            "sequence", "has no known sequence length", "Add --seq-length, such as 2048"
+            given or "sequence length",
+            "is no number of tokens" if given else "is not given",
+            "Add --seq-length, such as 2048",
         )
     attention = "".join(words.words.get("attn-implementation", ("sdpa",))[:1])
     if attention in _ATTENTION:
@@ -240,6 +246,9 @@ def script_of(
             "--attn_implementation", "eager attention stores its scores", "Say sdpa"
         )
     on = {one: words.yes(one) for one in _KINDS}
+    if all(on.values()):
+        # `TrainingArguments.__post_init__` of transformers.
+        raise keys.fail("--bf16", "excludes --fp16")
     kind: PrecisionKind | None = next((one for one in _KINDS if on[one]), asked.precision)
     if kind is not None:
         words.asked.add("tf32")  # of fp32 GEMMs alone
@@ -327,13 +336,22 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
             "leaves experts in 16 bits, which is not counted",
             "Remove it to price the rest",
         )
-    dropout = words.text("lora-dropout") or "0.05"
+    try:
+        dropout = float(words.text("lora-dropout") or 0.05)
+    except ValueError:
+        dropout = -1.0
+    if not 0.0 <= dropout < 1.0:
+        raise keys.fail("--lora_dropout", "needs a share from 0 to less than 1")
+    rank = words.number("lora-r")
+    if rank is None and "lora-r" in words.words:
+        # `LoraLayer.update_layer` of PEFT.
+        raise keys.fail("--lora_r", "needs a positive number")
     return Adapters(
-        rank=words.number("lora-r") or 16,
+        rank=rank or 16,
         targets=targets or frozenset({"query", "value"}),
         fused=any(name in _FUSED for name in names),
         base=base,
-        dropout=float(dropout) if re.fullmatch(r"0?\.[0-9]+|0(\.0*)?", dropout) else 0.05,
+        dropout=dropout,
     )
 
 

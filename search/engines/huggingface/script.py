@@ -75,14 +75,17 @@ class ScriptWords(Record):
     asked: set[str]
 
     def number(self, *names: str) -> int | None:
-        """Return the positive number of the first flag that has one; None if none has."""
+        """Return the positive number of the first flag that has one; None if none has.
+
+        Other numbers count as not looked up, except for `--max_steps`, which they switch off.
+        """
         found = None
         for name in names:
             words = self.words.get(name, ())
             number = whole(words[0]) if len(words) == 1 else None
-            if number is not None:
+            if number is not None and (0 < number < _MOST or name == "max-steps"):
                 self.asked.add(name)
-                found = found or (number if 0 < number < _MOST else None)
+                found = found or (number if number > 0 else None)
         return found
 
     def yes(self, name: str) -> bool:

@@ -239,6 +239,27 @@ def test_llamafactory_with_deepspeed(tmp_path: Path) -> None:
     assert run_in(found).runtime.states.keeper == "deepspeed"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("fp16", True, "illegal"),  # next to bf16
+        ("lora_rank", -8, "illegal"),
+        ("lora_dropout", 7, "illegal"),
+        ("cutoff_len", "2,048", "not priced"),
+        ("per_device_train_batch_size", 0, "not understood"),
+        ("gradient_accumulation_steps", -1, "not understood"),
+        ("max_steps", "ten", "not understood"),
+    ],
+)
+def test_unusable_values_leave_no_verdict(tmp_path: Path, key: str, value: Any, kind: str) -> None:
+    """A value that the program refuses is not replaced by its default."""
+    found = factory(tmp_path, {**FACTORY, "bf16": True, key: value})
+    assert kind in {one.kind for one in found.findings}
+    assert found.withdrawn or found.run is None
+    without = factory(tmp_path, {**FACTORY, "bf16": True, "max_steps": -1, "lora_dropout": 5e-2})
+    assert not without.withdrawn
+
+
 AXOLOTL: dict[str, Any] = {
     # examples/llama-3/qlora-1b.yml of axolotl, with its kernels off
     "base_model": "meta-llama/Meta-Llama-3-8B",
