@@ -6,6 +6,7 @@ reader did not look up.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -143,7 +144,9 @@ class LaunchArguments(Record):
         """
         found = self.text(flag, default)
         if found not in known:
-            raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
+            raise self.fail(
+                flag, f"expected one of {', '.join(filter(None, known))}, got {shorten(found)}"
+            )
         return found
 
     def number(
@@ -170,8 +173,10 @@ class LaunchArguments(Record):
         """Return the positive integers of a flag; empty: flag not given."""
         return tuple(self._whole(flag, word) for word in self.list(flag))
 
-    def real(self, flag: str, default: float) -> float:
+    def real(self, flag: str, default: float, *, most: float = math.inf) -> float:
         """Return the finite number >= 0 of a flag, or `default` if the flag is not given.
+
+        most : maximum value.
 
         Raises DocumentError for other values, or UnpricedError for a shell variable.
         """
@@ -180,8 +185,9 @@ class LaunchArguments(Record):
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value < float("inf"):
-            raise self.fail(flag, f"expected a number of at least 0, got {shorten(text)}")
+        if not (0 <= value <= most and math.isfinite(value)):
+            bound = f" and at most {most:g}" if math.isfinite(most) else ""
+            raise self.fail(flag, f"expected a number of at least 0{bound}, got {shorten(text)}")
         return value
 
     def ignored(

@@ -166,7 +166,9 @@ class Keys(Record, dict=True):
         """
         found = self.text(key, default)
         if found not in known:
-            raise self.fail(key, f"expected one of {', '.join(known)}, got {shorten(found)}")
+            raise self.fail(
+                key, f"expected one of {', '.join(filter(None, known))}, got {shorten(found)}"
+            )
         return found
 
     def ignored(

@@ -148,7 +148,7 @@ def model_of(
         mtp=mtp,
         mtp_block=mtp_block,
         mtp_shared=words.has("mtp-use-repeated-layer"),
-        dropout=words.real("hidden-dropout", 0.1),
+        dropout=words.real("hidden-dropout", 0.1, most=1.0),
     )
 
 
@@ -336,7 +336,7 @@ def _attention(
         width = latent.key_width + latent.rotary_width
         value_width = words.number("v-head-dim", 128)
     window, whole_every = _window(words)
-    share = words.real("rotary-percent", 1.0)
+    share = words.real("rotary-percent", 1.0, most=1.0)
     attention = Attention(
         heads=heads,
         kv_heads=groups,
@@ -347,7 +347,7 @@ def _attention(
         yarn=yarn and latent is None,
         head_norms="head" if words.has("qk-layernorm") else "none",
         qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
-        dropout=words.real("attention-dropout", 0.1),
+        dropout=words.real("attention-dropout", 0.1, most=1.0),
         latent=latent,
         gated=words.has("attention-output-gate"),
     )

@@ -79,6 +79,10 @@ FULL = {
     ("base", "changes", "rule"),
     [
         (DENSE, {"fp16": True}, "--fp16 and --bf16 exclude"),
+        (DENSE, {"attention_dropout": 3}, "--attention-dropout: expected a number of at least 0 a"),
+        (DENSE, {"hidden_dropout": 1.5}, "--hidden-dropout: expected a number of at least 0 and"),
+        (DENSE, {"rotary_percent": 2}, "--rotary-percent: expected a number of at least 0 and at"),
+        (DENSE, {"recompute_granularity": "part"}, "expected one of full, selective, got"),
         (DENSE, {"train_samples": 1000}, "--train-iters and --train-samples exclude"),
         (DENSE, {"fp8_format": "hybrid", "fp4_format": "e2m1"}, "--fp4-format and --fp8-format"),
         (DENSE, {"multi_latent_attention": True}, "--multi-latent-attention and --group-query"),
