@@ -513,7 +513,7 @@ def _show_estimate(
     ]
     if second[0]:
         right.append(("second memory", f"{second[0] / GIB:.2f}", _percent(_share(*second))))
-    capacity = f"of {capacity_bytes / GIB:.4g}"
+    capacity = f"of {capacity_bytes / GIB:.3g}"  # one blank less than the width of its cell
     lines = [
         f"{_triple(one or ('', '', ''), 20)}   {_triple(other or ('', '', ''), 24)}".rstrip()
         for one, other in zip_longest(

@@ -199,6 +199,14 @@ def test_placement_is_the_fastest_unless_given(capsys: pytest.CaptureFixture[str
     assert f"placement {placed}, the fastest that fits into a domain" in text
 
 
+def test_the_capacity_has_a_blank_in_front(capsys: pytest.CaptureFixture[str]) -> None:
+    """A capacity of four digits does not touch its unit."""
+    words = ["tensor2d", "--model", "gpt-6.7b", "--system", "h200", "--strategy", "1d"]
+    text = answer(capsys, *words, "--config", "dp=2,tp=8,pp=4,mbs=1", "--batch", "64")
+    (header,) = (line for line in text.splitlines() if line.startswith("Step time"))
+    assert header.split()[-3:] == ["GiB", "of", "140"]
+
+
 @pytest.mark.parametrize(
     ("strategy", "config"),
     [
