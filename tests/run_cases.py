@@ -30,6 +30,14 @@ from autopar.run.runtime import (
 from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 from autopar.training.adapters import Adapters
 from search.engines.huggingface.models import FLAVOURS, flavour
+from search.engines.huggingface.named_optimizers import (
+    OPTIMIZERS,
+    has_narrow_adapters,
+    of_flat_tensors,
+    of_narrow_weights,
+    of_shards,
+    updates_shards,
+)
 from search.engines.space import TORCH_EXPERTS
 from search.engines.torchtitan.flavours import linear_modules, targets_of
 from tests.runs import decoder, run_of
@@ -315,16 +323,22 @@ def _with_states(d: _Draw, kept: _States, precision: Precision) -> tuple[Optimiz
     return optimizer, offload > 0 and d.yes()
 
 
-def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
+def _host_states(d: _Draw, keeper: str, zero: int, tp: int) -> Optimizer:
     """Return the optimizer of a torch run: states on the device, or some of them on the host."""
-    kind = d.one("adam", "adam8bit")
+    # Megatron-Core alone has Adam with moments of 16 bits
+    named = d.one(*(one.optimizer for name, one in OPTIMIZERS.items() if name != "adam-bf16"))
+    if keeper == "deepspeed":
+        named = of_flat_tensors(named)
+    elif zero or tp > 1:
+        named = of_shards(named)
+        named = named if updates_shards(named) else Optimizer()
     adam: Any = "deepspeed" if keeper == "deepspeed" else "torch"
-    if not zero or d.yes():
-        return Optimizer(kind=kind, host_adam=adam)
+    if not zero or named.kind not in ("adam", "adam8bit") or named.paged or d.yes():
+        return replace(named, host_adam=adam)
     weights = keeper == "accelerate" or (zero == 3 and d.yes())
     share = d.one(1.0, 0.5) if zero == 3 and not weights else 1.0
-    return Optimizer(
-        kind=kind, offload=share, offload_master=True, offload_weights=weights, host_adam=adam
+    return replace(
+        named, offload=share, offload_master=True, offload_weights=weights, host_adam=adam
     )
 
 
@@ -544,11 +558,10 @@ def torch_runs(
     )
     if keeper == "deepspeed" and tp > 1:
         adapters = None  # AutoTP splits no adapters
-    optimizer = _host_states(d, keeper, zero)
-    if keeper == "accelerate" and adapters is not None and adapters.base != "16 bits":
-        # scripts cast adapters of quantised weights to 16 bits
-        moments = 4 if optimizer.kind == "adam" else optimizer.moments_bytes
-        optimizer = replace(optimizer, master_bytes=0, moments_bytes=moments)
+    optimizer = _host_states(d, keeper, zero, tp)
+    pure = adapters is None and kind == "bf16" and yes()
+    if keeper == "accelerate" and (pure or has_narrow_adapters(adapters)):
+        optimizer = of_narrow_weights(optimizer)
     return run_of(
         decoder(
             layers=layers,

@@ -90,15 +90,18 @@ def _sum(terms: Iterable[Term]) -> int:
 def host_bytes_of(run: Run, account: Account) -> float:
     """Return a lower bound of the host bytes of a rank: the device bytes that offload frees.
 
-    It is 0 without offload of optimizer states or activations. Other host memory of an engine, such
-    as pinned transfer buffers, is not counted.
+    It is 0 without offload of optimizer states or activations, and without paged moments. Other
+    host memory of an engine, such as pinned transfer buffers, is not counted.
 
     account : memory of the rank's stage with offload.
     """
     runtime = run.runtime
-    if not runtime.optimizer.offload and not run.offloads_activations:
+    optimizer = runtime.optimizer
+    if not optimizer.offload and not optimizer.paged and not run.offloads_activations:
         return 0.0
-    optimizer = replace(runtime.optimizer, offload=0.0, offload_master=False, offload_weights=False)
+    optimizer = replace(
+        optimizer, offload=0.0, offload_master=False, offload_weights=False, paged=False
+    )
     on_device = replace(runtime, optimizer=optimizer, offload=ActivationOffload())
     whole = run_with_split(replace(run, runtime=on_device), offload=frozenset())
     there = account_of(whole, account.stage).peak_bytes - account.peak_bytes

@@ -119,6 +119,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         frozen=runtime.adapters is not None,
         state_bytes=FP32_STATES if adafactor else optimizer.state_bytes + master,
         optimizer_bytes=_ADAFACTOR_BYTES if adafactor else None,
+        paged_bytes=optimizer.state_bytes if optimizer.paged else 0.0,
         optimizer_offload=optimizer.offload,
         offloaded_master=optimizer.offload_master,
         overlap_offload=runtime.overlap.optimizer_host,

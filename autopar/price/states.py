@@ -404,7 +404,9 @@ def _recipe(
         # the update of offloaded states is on the host; other temporaries are those of one tensor
         fused=optimizer.fused or optimizer.offload == 1.0 or bool(update_factor(optimizer)),
     )
-    moments = replace(recipe.moments, each_bytes=optimizer.state_bytes)
+    # paged moments are not in the memory of the allocator
+    on_device = 0.0 if optimizer.paged else optimizer.state_bytes
+    moments = replace(recipe.moments, each_bytes=on_device)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
     passing = recipe.passing
     if optimizer.master_bytes == 0 and element_bytes == 2:
@@ -521,7 +523,7 @@ def _moment_bytes(run: Run, weight: Weight, layer: RankLayer | None) -> float:
     # transformers 5 keeps moments of `nn.Embedding` in fp32 (trainer.py), as bitsandbytes
     # recommends, which itself does so for small tensors. Partitions of DeepSpeed are neither.
     wide = weight.name in ("embedding", "positions") or own < weight.number * _SMALLEST_8BIT
-    if wide and run.runtime.states.keeper != "deepspeed":
+    if wide and run.runtime.states.keeper != "deepspeed" and not optimizer.torchao:
         return float(optimizer.moments_bytes) * own
     return optimizer.state_bytes * own
 

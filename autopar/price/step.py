@@ -195,6 +195,7 @@ _STEP_ONLY = frozenset(
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
         *("optimizer", "mtp", "stage_mtp", "schedule", "state_bytes", "optimizer_offload"),
         *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
+        "paged_bytes",
     )
 )
 """Job fields that affect the step but not the times of a single layer."""

@@ -186,6 +186,9 @@ class Job(Record):
     optimizer: bool = True
     state_bytes: float = FP32_STATES
     """Bytes per parameter of moments and fp32 weight, read and written by each update."""
+    paged_bytes: float = 0.0
+    """Bytes per parameter of paged moments, all copied from the host and back in each update: an
+    upper bound, as those that fit stay on the device."""
     optimizer_offload: float = 0.0
     """Fraction of the optimizer states kept and updated on the host."""
     offloaded_master: bool = False

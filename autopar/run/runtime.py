@@ -190,6 +190,8 @@ class Optimizer(Record):
     paged: bool = False
     """True if moments are in memory that moves to the host when the device has no more (CUDA
     unified memory, bitsandbytes)."""
+    torchao: bool = False
+    """True for 8-bit Adam of torchao, which also has 8-bit moments of embeddings."""
     layerwise: bool = False
     """True if each weight is updated in the backward, which frees its gradient."""
     low_rank: LowRank | None = None

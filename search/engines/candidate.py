@@ -29,6 +29,16 @@ from autopar.run.strategy import (
     recomputing,
 )
 from autopar.training.adapters import DENSE_TARGETS, TARGETS, Adapters, BaseKind, Target
+from search.engines.huggingface.named_optimizers import (
+    OPTIMIZERS,
+    UNTIMED,
+    OptimizerName,
+    has_narrow_adapters,
+    of_flat_tensors,
+    of_narrow_weights,
+    of_shards,
+    updates_shards,
+)
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Precision of GEMMs: 16 bits; 8 bits with a scale per tensor, per block of 128, or per 32
@@ -230,9 +240,6 @@ def offload_words(split: Split) -> str:
 # setting that the engine does not support.
 
 
-OptimizerName = Literal["adam", "adam-bf16", "adam8bit"]
-"""Adam by precision of its moments: fp32; bf16 (precision-aware optimizer of Megatron-Core); 8 bits
-with a scale per 256 elements (bitsandbytes)."""
 BaseName = Literal["bf16", "int8", "nf4"]
 BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf4"}
 """Value of `--lora-base` -> storage format of the frozen base weights."""
@@ -247,6 +254,8 @@ class TrainingSettings(Record):
     """Rank of LoRA adapters with frozen base weights; None: all weights are trained."""
     lora_base: BaseName = "bf16"
     optimizer: OptimizerName = "adam"
+    pure_bf16: bool = False
+    """True if all weights are trained in bf16, without an fp32 copy."""
     offload: float = 0.0
     """Fraction of the optimizer states stored and updated on the host, 0 to 1."""
 
@@ -256,8 +265,8 @@ class TrainingSettings(Record):
         return self.sft or self.lora_rank is not None
 
     @property
-    def words(self) -> str:
-        """Command-line options of the settings that differ from the defaults; may be empty."""
+    def options(self) -> tuple[str, ...]:
+        """Command-line options of the settings that differ from the defaults, with their values."""
         found = []
         if self.sft and self.lora_rank is None:
             found.append("--sft")
@@ -267,11 +276,22 @@ class TrainingSettings(Record):
                 found.append(f"--lora-base {self.lora_base}")
         if self.optimizer != "adam":
             found.append(f"--optimizer {self.optimizer}")
+        if self.pure_bf16:
+            found.append("--pure-bf16")
         if self.offload:
             found.append(f"--offload-optimizer {self.offload:g}")
-        return " ".join(found)
+        return tuple(found)
 
 
+SHARDS = Rule(
+    "training.shards", ("unsharded_optimizer", "zero", "tp"),
+    lambda name, zero, tp: (name != "") * ((zero >= 2) + (tp > 1)),
+    "{unsharded_optimizer} does not update the shards of FSDP2 and tensor ranks",
+    "Use adam8bit, which is then torchao's, or --zero 0, or DeepSpeed",
+)  # fmt: skip
+"""Rule on the optimizers of accelerate, searched or read.
+
+Source: `search.engines.huggingface.named_optimizers.updates_shards`."""
 TRAINING = (
     Rule("training.sft", ("engine", "sft"),
          lambda engine, sft: sft * (engine not in ("deepspeed", "accelerate")),
@@ -280,9 +300,30 @@ TRAINING = (
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
          "{engine} has no block-scaled 8-bit Adam"),
+    Rule("training.optimizer", ("engine", "optimizer"),
+         lambda engine, kind: (engine in ("megatron", "torchtitan"))
+         * (kind not in ("adam", "adam-bf16", "adam8bit", *UNTIMED))
+         * ((engine, kind) != ("megatron", "sgd")),
+         "{engine} has no optimizer {optimizer}", "Use --engine deepspeed or accelerate"),
+    Rule("training.sgd", ("engine", "optimizer"),
+         lambda engine, kind: (engine == "megatron") * (kind == "sgd"),
+         "states of SGD in Megatron-Core are not counted", level="unpriced"),
+    Rule("training.low-rank", ("optimizer",), lambda kind: kind in UNTIMED,
+         "the time of {optimizer} is not known, so that no plan can be the fastest",
+         "Check the memory of a script with autopar check", level="unpriced"),
+    # DeepSpeed refuses others than its own on the host (`zero_force_ds_cpu_optimizer`).
+    Rule("training.host-update", ("optimizer", "offload"),
+         lambda kind, share: (share > 0) * (kind not in ("adam", "adam-bf16")),
+         "updates of {optimizer} on the host have no price", "Use --optimizer adam",
+         level="unpriced"),
+    Rule("training.pure-bf16", ("engine", "pure_bf16"),
+         lambda engine, pure: pure * (engine not in ("torchtitan", "accelerate")),
+         "{engine} keeps fp32 weights", "Use --engine torchtitan or accelerate"),
+    Rule("training.pure-adapters", ("pure_bf16", "lora"), lambda pure, lora: pure * lora,
+         "--pure-bf16 is for training of all weights", "Remove --pure-bf16 or --lora"),
     Rule("training.adam-bf16", ("engine", "optimizer"),
          lambda engine, kind: (engine != "megatron") * (kind == "adam-bf16"),
-         "16-bit Adam moments need Megatron-Core"),
+         "16-bit Adam moments need Megatron-Core", "Use --pure-bf16 for 16-bit weights as well"),
     # Source: validate_args of Megatron-LM.
     Rule("training.adam-bf16-sharded", ("engine", "optimizer", "zero"),
          lambda engine, kind, zero: (engine == "megatron") * (kind == "adam-bf16") * (zero == 0),
@@ -292,8 +333,15 @@ TRAINING = (
          lambda engine, share, zero:
          (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
          "DeepSpeed offloads a fraction of the states only with ZeRO-3"),
+    SHARDS,
 )  # fmt: skip
 """Rules on the optimizer. Rules on adapters are in the folders of the engines."""
+
+
+def unsharded(name: OptimizerName) -> str:
+    """Return the name of an optimizer that has no form for DTensors, else an empty text."""
+    known = name in UNTIMED or updates_shards(of_shards(OPTIMIZERS[name].optimizer))
+    return "" if known else name
 
 
 def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
@@ -301,24 +349,35 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
     if training == TrainingSettings():
         return run
     runtime, zero, torch = run.runtime, run.split.zero, run.kernels.torch_layers
-    optimizer = runtime.optimizer
+    optimizer, accelerates = runtime.optimizer, engine == "accelerate"
     refuse(
         TRAINING,
         {
             "engine": engine,
             "sft": training.sft and training.lora_rank is None,
+            "lora": training.lora_rank is not None,
             "optimizer": training.optimizer,
+            "pure_bf16": training.pure_bf16,
             "offload": training.offload,
+            "unsharded_optimizer": unsharded(training.optimizer) if accelerates else "",
             "zero": zero,
+            # rules of accelerate exclude tensor ranks, with the same rule
+            "tp": 1,
         },
     )
+    named = OPTIMIZERS[training.optimizer].optimizer
+    optimizer = replace(named, host_adam=optimizer.host_adam)
     if training.optimizer == "adam-bf16":
         # With ZeRO-1 and no offload, Megatron-Core stores an fp32 weight as its bf16 copy and a
         # remainder of 2 bytes.
         whole = training.offload or zero != 1
-        optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
-    elif training.optimizer == "adam8bit":
-        optimizer = replace(optimizer, kind="adam8bit")
+        optimizer = replace(optimizer, master_bytes=4 if whole else 2)
+    if engine == "deepspeed":
+        optimizer = of_flat_tensors(optimizer)
+    elif accelerates and (zero or run.split.tp > 1):
+        optimizer = of_shards(optimizer)
+    if training.pure_bf16:
+        optimizer = of_narrow_weights(optimizer)
     if training.offload:
         optimizer = replace(
             optimizer,
@@ -340,10 +399,9 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
             fused=not torch,
             shared_by_experts=experts,
         )
-        if engine == "accelerate" and training.lora_base != "bf16":
-            # TRL casts adapters of quantised weights to bf16; FSDP2 leaves them so
-            moments = 4 if optimizer.kind == "adam" else optimizer.moments_bytes
-            optimizer = replace(optimizer, master_bytes=0, moments_bytes=moments)
+        # FSDP2 leaves adapters in their type, DeepSpeed adds fp32 weights
+        if accelerates and has_narrow_adapters(adapters):
+            optimizer = of_narrow_weights(optimizer)
     if training.fine_tunes and kernels.module == "transformers":
         # Exports start TRL's script (`search.engines.huggingface.trl`).
         kernels = replace(kernels, loss="trl")

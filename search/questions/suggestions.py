@@ -46,12 +46,16 @@ class Suggestion(Record):
 def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
     """Return up to four changes that make a plan fit, smallest change of the training first.
 
-    The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
-    4-bit weights, more nodes. Each has the plan of the first engine that fits.
+    The order is another batch, no offload, low-precision moments, 16-bit weights and gradients,
+    optimizer offload, LoRA, LoRA on 4-bit weights, more nodes. Each has the plan of the first
+    engine that fits. 8-bit moments of 16-bit weights are tried if neither of the two fits.
     """
     found: list[Suggestion] = []
     larger = 0
     for words, asked in _changes(question):
+        made = asked.job.training
+        if made.pure_bf16 and made.optimizer != "adam" and any(map(_is_narrow, found)):
+            continue
         remedy = _found(words, asked)
         if remedy is not None:
             found.append(remedy)
@@ -59,6 +63,12 @@ def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
         if len(found) == _ENOUGH or larger == _ENOUGH_NODES:
             break
     return tuple(found)
+
+
+def _is_narrow(remedy: Suggestion) -> bool:
+    """Return True if a suggestion trains all weights with states of fewer bits."""
+    optimizer = remedy.solution.run.runtime.optimizer
+    return optimizer.kind == "adam8bit" or optimizer.master_bytes == 0
 
 
 def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
@@ -73,15 +83,20 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
         # Device memory may suffice for optimizer states where host memory does not.
         off = replace(question.job, training=replace(training, offload=0.0))
         yield "--offload-optimizer 0", replace(question, job=off)
+    pure = replace(training, pure_bf16=True)
+    # A pretraining in 16 bits does not converge as one with fp32 weights.
+    fine_tunes = training.sft and training.lora_rank is None
     for other in (
         replace(training, optimizer="adam-bf16"),
         replace(training, optimizer="adam8bit"),
+        *((pure, replace(pure, optimizer="adam8bit")) if fine_tunes else ()),
         replace(training, offload=1.0),
         replace(training, lora_rank=training.lora_rank or 32),
         replace(training, lora_rank=training.lora_rank or 32, lora_base="nf4"),
     ):
         if other != training:
-            yield other.words, replace(question, job=replace(question.job, training=other))
+            words = " ".join(one for one in other.options if one not in training.options)
+            yield words, replace(question, job=replace(question.job, training=other))
     for factor in (2, 4, 8, 16):
         nodes = factor * question.num_nodes
         if all(batch % factor == 0 for batch in question.job.global_batches):

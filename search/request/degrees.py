@@ -23,10 +23,10 @@ from search.engines.candidate import (
     PRECISIONS,
     BaseName,
     Constraints,
-    OptimizerName,
     Precision,
     TrainingSettings,
 )
+from search.engines.huggingface.named_optimizers import OptimizerName
 
 _DEGREES = "Degrees"
 _TRAINING = "Fine-tuning"
@@ -234,7 +234,16 @@ class DegreeOptions:
         None, help="precision of frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
     )
     optimizer: OptimizerName | None = option(
-        None, help="Adam moments in 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
+        None,
+        help="optimizer; adam-bf16 and adam8bit are Adam with small moments",
+        panel=_TRAINING,
+        shown="adam",
+    )
+    pure_bf16: bool | None = option(
+        None,
+        help="train all weights in bf16, without an fp32 copy (torchtitan, accelerate)",
+        panel=_TRAINING,
+        shown="fp32 weights",
     )
     offload_optimizer: float | None = option(
         None,
@@ -286,6 +295,7 @@ def training_of(options: DegreeOptions) -> TrainingSettings:
         lora_rank=options.lora,
         lora_base=options.lora_base or "bf16",
         optimizer=options.optimizer or "adam",
+        pure_bf16=bool(options.pure_bf16),
         offload=options.offload_optimizer or 0.0,
     )
 

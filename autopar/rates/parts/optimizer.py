@@ -19,7 +19,7 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
     """Return the seconds of an update of `own` parameters that reads `resident` gradients.
 
     Host updates of offloaded states are added: they begin when gradients are available, and the
-    device has little to do at that time.
+    device has little to do at that time. So are copies of paged moments.
     """
     figures = machine.stack.figures
     gradient = job.gradient_bytes or figures.gradient["reduce_bytes"]
@@ -36,6 +36,8 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
             gradient_bytes=gradient,
         )
     )
+    if job.paged_bytes:
+        device += 2.0 * copy_s(host_of(machine), own * job.paged_bytes)
     if not offloaded:
         return device
     # fp32 weights that the device keeps return without conversion.

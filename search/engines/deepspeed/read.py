@@ -37,6 +37,7 @@ from search.engines.arguments import Unpriced
 from search.engines.candidate import linear_targets
 from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named
+from search.engines.huggingface.named_optimizers import has_narrow_adapters
 from search.engines.huggingface.optimizers import (
     script_kernels,
     script_optimizer,
@@ -267,9 +268,8 @@ def script_of(
         steps=words.number("max-steps"),
         adapters=adapters,
         narrow=weights_are_narrow(words),
-        # TRL and qlora.py cast them, LLaMA-Factory and axolotl leave them in fp32
-        narrow_adapters=adapters is not None
-        and adapters.base != "16 bits"
+        # LLaMA-Factory and axolotl leave them in fp32
+        narrow_adapters=has_narrow_adapters(adapters)
         and not (takes_factory_words(flags, asked.program) or is_axolotl(asked.program)),
         kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,

@@ -17,6 +17,7 @@ from autopar.run.runtime import BUCKETS, Buckets
 from search.engines.differences import buckets_at
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface import trl
+from search.engines.huggingface.named_optimizers import is_adam_of_torch
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.words import shell_lines, torchrun
 
@@ -95,7 +96,7 @@ def configuration(run: Run) -> _Section:
     # data-parallel rank. The product is therefore left to DeepSpeed.
     if split.tp == 1:
         found["train_batch_size"] = strategy.global_batch
-    if runtime.optimizer.kind == "adam":
+    if is_adam_of_torch(runtime.optimizer):
         found["optimizer"] = {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1, **own}}
     else:
         # an optimizer of the configuration would replace that of `--optim`
@@ -108,9 +109,6 @@ def configuration(run: Run) -> _Section:
         "fp16": {"enabled": precision == "fp16"},
         "zero_optimization": {**_zero(run), **_host(run)},
     }
-    if runtime.optimizer.kind != "adam8bit":  # that of bitsandbytes, which the script creates
-        params = {"lr": 3e-4, "weight_decay": 0.1, **own}
-        found["optimizer"] = {"type": "AdamW", "params": params}
     if split.tp > 1:
         found["tensor_parallel"] = {"autotp_size": split.tp, "vocab_parallel_lm_head": True}
     if split.cp > 1:

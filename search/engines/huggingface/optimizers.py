@@ -1,7 +1,7 @@
 """Words of scripts that change model states and loss: optimizers, types of weights, fused heads.
 
 Sources: `trainer_optimizer.py` and `optimization.py` (Adafactor) of transformers 5.24,
-`bitsandbytes/optim` 0.49, `train/trainer_utils.py` of LLaMA-Factory 0.9.5, galore_torch 1.0 and
+`train/trainer_utils.py` of LLaMA-Factory 0.9.5, galore_torch 1.0 and
 apollo_torch 1.0. Arguments of other optimizers are not looked up, so that they withdraw estimates.
 """
 
@@ -13,33 +13,12 @@ from typing import Any
 from autopar.records import replace
 from autopar.run.runtime import Kernels, LowRank, Optimizer, Quirks
 from autopar.training.adapters import DENSE_TARGETS, Target
+from search.engines.huggingface.named_optimizers import WORDS, of_flat_tensors, of_narrow_weights
 from search.engines.huggingface.script import ScriptWords, is_trainer, is_trl
 from search.engines.keys import whole
 from search.engines.space import TRANSFORMERS
 
 _PLAIN = Optimizer(fused=False)
-_BITS_8 = Optimizer(kind="adam8bit")
-_LION = Optimizer(kind="lion", moments_bytes=4)
-_LION_8 = Optimizer(kind="lion8bit", moments_bytes=4)
-_BITSANDBYTES: Mapping[str, Optimizer] = {
-    "adamw_bnb_8bit": _BITS_8,
-    "adamw_8bit": _BITS_8,
-    "paged_adamw": Optimizer(paged=True),
-    "paged_adamw_32bit": Optimizer(paged=True),
-    "paged_adamw_8bit": replace(_BITS_8, paged=True),
-    "lion_32bit": _LION,
-    "lion_8bit": _LION_8,
-    "paged_lion_32bit": replace(_LION, paged=True),
-    "paged_lion_8bit": replace(_LION_8, paged=True),
-}
-"""Optimizers with moments in fp32 or 8 bits, whatever the type of the weights."""
-_TORCH: Mapping[str, Optimizer] = {
-    **dict.fromkeys(("adamw_torch", "adamw_hf", "adamw_torch_xla"), _PLAIN),
-    **dict.fromkeys(
-        ("adamw_torch_fused", "adamw_apex_fused", "adamw_torch_npu_fused"), Optimizer()
-    ),
-}
-"""Adam of torch, whose moments have the type of the weights."""
 _LOW_RANK = ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
 _MODULES: Mapping[str, tuple[Target, ...]] = {
     "attn": ("query", "key", "value", "projection"),
@@ -72,16 +51,8 @@ def script_optimizer(words: ScriptWords, *, pure: bool, flat: bool, sharded: boo
         found = _PLAIN
     else:
         words.asked.update(("optim", "adafactor"))
-    return replace(found or _PLAIN, **_own(pure, name), **(low or {}))
-
-
-def _own(pure: bool, name: str) -> dict[str, Any]:
-    """Return the fields of weights that are trained in 16 bits."""
-    if not pure:
-        return {}
-    # torch makes moments in the type of the weights, bitsandbytes in fp32
-    torch = not name or name in _TORCH or name.startswith(_LOW_RANK)
-    return {"master_bytes": 0, **({"moments_bytes": 4} if torch else {})}
+    found = replace(found or _PLAIN, **(low or {}))
+    return of_narrow_weights(found) if pure else found
 
 
 def _by_name(words: ScriptWords, name: str, *, pure: bool, flat: bool) -> Optimizer | None:
@@ -93,9 +64,8 @@ def _by_name(words: ScriptWords, name: str, *, pure: bool, flat: bool) -> Optimi
         # weight decay is added to a copy of the gradients (`_multi_tensor_sgd`)
         plain = decay.strip("0.") == ""
         return Optimizer(kind="sgd", moments_bytes=momentum, fused=plain)
-    if name == "adafactor":
-        return Optimizer(kind="adafactor", moments_bytes=4 if flat else 0)
-    return _TORCH.get(name) or _BITSANDBYTES.get(name)
+    found = WORDS.get(name)
+    return of_flat_tensors(found) if found is not None and flat else found
 
 
 def _options(words: ScriptWords) -> dict[str, str]:

@@ -21,6 +21,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import Optimizer, PrecisionKind, States, Zero
 from autopar.run.strategy import Split
 from search.engines.arguments import Ignored, Unpriced
+from search.engines.candidate import SHARDS
 from search.engines.deepspeed.read import (
     ULYSSES,
     TrainerScript,
@@ -28,6 +29,7 @@ from search.engines.deepspeed.read import (
     script_of,
     script_run,
 )
+from search.engines.huggingface.named_optimizers import updates_shards
 from search.engines.huggingface.optimizers import script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
 from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions, sets_batch
@@ -417,6 +419,9 @@ def _optimizer(keys: Keys, script: TrainerScript, zero: Zero, *, narrow: bool) -
     """Return the optimizer; FSDP offloads either all sharded states and weights or none."""
     flat = zero > 0 and keys.number(_VERSION, 1) == 1
     found = script_optimizer(script.words, pure=narrow, flat=flat, sharded=zero > 0)
+    tp = keys.number("parallelism_config.parallelism_config_tp_size", 1, least=-1)
+    name = "" if updates_shards(found) else script.words.text("optim") or found.kind
+    refuse([SHARDS], {"unsharded_optimizer": name, "zero": 0 if flat else zero, "tp": tp})
     if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
         return found
     return replace(found, offload=1.0, offload_master=True, offload_weights=True)

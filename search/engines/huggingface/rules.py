@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.run.rules import Rule
+from search.engines.candidate import SHARDS
 from search.engines.space import PLAIN_RULES, TRL_TENSOR
 
 _REPLICAS = Rule(
@@ -24,6 +25,7 @@ _CONTEXT = Rule(
 )  # fmt: skip
 SPACE = (
     *PLAIN_RULES,
+    SHARDS,
     _REPLICAS,
     _CONTEXT,
     # `parallelism_config.py` shards weights over context ranks with FSDP2.

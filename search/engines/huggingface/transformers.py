@@ -23,6 +23,7 @@ from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, published_model
+from search.engines.huggingface.named_optimizers import word_of
 from search.engines.plans import ExportJob, target_of
 from search.engines.words import one_line, required
 
@@ -244,6 +245,8 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
     yield f'--model_name_or_path "{name}"'
     yield f"--block_size {run.seq_length}"
+    if trains_narrow_weights(run):
+        yield "--dtype bfloat16"
     for key, value in trainer_settings(run, model, checkpoints=checkpoints).items():
         yield f"--{key} {' '.join(value) if isinstance(value, list) else value}"
     if run.steps is None:
@@ -253,14 +256,19 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
     yield '${SAVE:+--output_dir "$SAVE"}'
 
 
+def trains_narrow_weights(run: Run) -> bool:
+    """Return True if all weights are trained in 16 bits, without mixed precision."""
+    runtime = run.runtime
+    return runtime.adapters is None and runtime.optimizer.master_bytes == 0
+
+
 def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -> dict[str, Any]:
     """Return the settings of a run by name: those of TrainingArguments and of TRL's ModelConfig.
 
     checkpoints : True if the script enables recomputation, False if the configuration does. Trainer
     rejects a run in which both enable it.
     """
-    kernels, optimizer = run.kernels, run.runtime.optimizer
-    adam = f"adamw_torch{'_fused' if optimizer.fused else ''}"
+    kernels = run.kernels
     # Other kernels of flash attention have no attention sinks (gpt-oss).
     flash = "flash_attention_4" if model.sinks else "flash_attention_2"
     found: dict[str, Any] = {
@@ -272,7 +280,7 @@ def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -
         found["gradient_checkpointing"] = True
     if kernels.compiled:
         found["torch_compile"] = True
-    found["optim"] = "adamw_bnb_8bit" if optimizer.kind == "adam8bit" else adam
+    found["optim"] = word_of(run.runtime.optimizer)
     if run.runtime.adapters is not None:
         found |= _adapters(run.runtime.adapters)
     return found

@@ -11,7 +11,13 @@ from typing import Any
 
 from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
-from search.engines.huggingface.transformers import NamedModel, model_for, trainer_settings
+from search.engines.huggingface.named_optimizers import needs_bitsandbytes
+from search.engines.huggingface.transformers import (
+    NamedModel,
+    model_for,
+    trainer_settings,
+    trains_narrow_weights,
+)
 from search.engines.text import dump_yaml
 from search.engines.words import required
 
@@ -87,8 +93,10 @@ def _head(run: Run, model: NamedModel) -> str:
     if not run.kernels.repeated_heads:
         needed.append("flash-attn-4" if model.sinks else "flash-attn")
     quantised = run.runtime.adapters is not None and run.runtime.adapters.base != "16 bits"
-    if quantised or run.runtime.optimizer.kind == "adam8bit":
+    if quantised or needs_bitsandbytes(run.runtime.optimizer):
         needed.append("bitsandbytes")
+    if run.runtime.optimizer.torchao:
+        needed.append("torchao")
     if run.runtime.states.keeper == "deepspeed":
         needed.append("deepspeed")
     return f"# For TRL {VERSION}, written by autopar-export: pip install {' '.join(needed)}\n"
@@ -100,7 +108,8 @@ def _document(
     adapters, kind = run.runtime.adapters, run.runtime.precision.kind
     settings = trainer_settings(run, model, checkpoints=checkpoints)
     # Adapters are on frozen weights of 16 bits, and DeepSpeed keeps fp32 weights itself.
-    narrow = adapters is not None or run.runtime.states.keeper == "deepspeed"
+    pure = trains_narrow_weights(run)
+    narrow = adapters is not None or pure or run.runtime.states.keeper == "deepspeed"
     types = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     found: dict[str, Any] = {} if model.files else {"model_name_or_path": model.name}
     found |= {
@@ -110,7 +119,7 @@ def _document(
         "packing": run.split.cp == 1,
         **settings,
         "gradient_checkpointing": "gradient_checkpointing" in settings,
-        "bf16": kind == "bf16",
+        "bf16": kind == "bf16" and not pure,
         "fp16": kind == "fp16",
     }
     if adapters is not None:

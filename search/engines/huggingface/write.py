@@ -16,7 +16,7 @@ from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface import trl
-from search.engines.huggingface.transformers import model_for, script_words
+from search.engines.huggingface.transformers import model_for, script_words, trains_narrow_weights
 from search.engines.text import dump_yaml
 from search.engines.words import NODE_RANK, shell_lines
 
@@ -125,7 +125,9 @@ def _own(run: Run, place: ExportTarget) -> _Section:
     kind = "FSDP" if sharded else "MULTI_GPU" if strategy.gpus > 1 else "NO"
     document = _common(place, kind)
     precision = run.runtime.precision.kind
-    document["mixed_precision"] = "no" if precision == "fp32" else precision
+    # FSDP casts weights to fp32 with mixed precision, and autocast has nothing to cast.
+    plain = precision == "fp32" or trains_narrow_weights(run)
+    document["mixed_precision"] = "no" if plain else precision
     if sharded:
         document["fsdp_config"] = {
             "fsdp_version": 2,

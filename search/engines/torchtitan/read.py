@@ -42,6 +42,7 @@ from autopar.run.strategy import (
 from autopar.training.adapters import Adapters
 from search.engines.arguments import Unpriced
 from search.engines.huggingface.models import FLAVOURS, flavour
+from search.engines.huggingface.named_optimizers import of_narrow_weights
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
 from search.engines.space import TORCH_EXPERTS
@@ -381,7 +382,7 @@ def _optimizer(keys: Keys, zero: int) -> Optimizer:
     """Return the optimizer, with bf16 states or offloaded states where the file sets them."""
     found = Optimizer()
     if keys.text("training.dtype", "float32") == "bfloat16":
-        found = Optimizer(master_bytes=0, moments_bytes=4)
+        found = of_narrow_weights(found)
     if keys.flag("training.enable_cpu_offload") and zero:
         found = replace(found, offload=1.0, offload_master=True, offload_weights=True)
     return found

@@ -10,6 +10,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels, States
 from search.engines.candidate import FULL, NONE, Candidate, Precision
+from search.engines.huggingface.named_optimizers import of_narrow_weights
 from search.engines.space import (
     BY_LAYER,
     FEW,
@@ -61,7 +62,7 @@ def _torchtitan(job: EngineContext, choice: Candidate) -> Run:
             runtime,
             adapters=replace(runtime.adapters, targets=runtime.adapters.targets & own, fused="qkv"),
             # Adapters and frozen weights have one type (`training.dtype`), here bf16.
-            optimizer=replace(runtime.optimizer, master_bytes=0, moments_bytes=4),
+            optimizer=of_narrow_weights(runtime.optimizer),
         )
     return replace(run, runtime=runtime)
 

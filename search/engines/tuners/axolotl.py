@@ -14,7 +14,12 @@ from autopar.errors import UnsupportedError
 from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget
-from search.engines.huggingface.transformers import NamedModel, adapted_modules, trainer_settings
+from search.engines.huggingface.transformers import (
+    NamedModel,
+    adapted_modules,
+    trainer_settings,
+    trains_narrow_weights,
+)
 from search.engines.text import dump_yaml
 from search.engines.tuners.check import named_model, needed
 from search.engines.words import required, shell_lines, torchrun
@@ -36,11 +41,13 @@ def write(run: Run, place: ExportTarget) -> Draft:
     """
     model = named_model(run, place, _TITLE)
     files, plugged_in = dict[str, str](), run.runtime.states.keeper == "deepspeed"
-    if run.runtime.adapters is None and not plugged_in and run.split.zero == 0:
-        # `torch_dtype` is that of the computation (`loaders/model.py`).
+    replicas = not plugged_in and run.split.zero == 0
+    if run.runtime.adapters is None and trains_narrow_weights(run) != replicas:
+        # `torch_dtype` is that of the computation (`loaders/model.py`), and FSDP casts it to fp32
+        # with the mixed precision that axolotl always sets (`core/builders/base.py`).
         raise UnsupportedError(
-            "axolotl trains replicas with states in 16 bits, which the plan has not",
-            remedy="Search a plan with --zero 2",
+            "axolotl trains replicas, and no shards, with states in 16 bits",
+            remedy="Search with --zero 2, or with --pure-bf16 --zero 0",
         )
     if run.split.replicas > 1:
         raise UnsupportedError(

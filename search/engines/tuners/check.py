@@ -15,6 +15,7 @@ from search.engines.deepspeed import check as deepspeed
 from search.engines.deepspeed.write import refuse_splits
 from search.engines.exporter_types import ExportTarget, refuse_others
 from search.engines.huggingface import check as huggingface
+from search.engines.huggingface.named_optimizers import needs_bitsandbytes
 from search.engines.huggingface.script import is_axolotl, is_factory, program_of_document
 from search.engines.huggingface.transformers import NamedModel, model_for
 from search.engines.reader import CheckedFile, CheckOptions
@@ -82,6 +83,7 @@ def needed(run: Run) -> str:
         "deepspeed": run.runtime.states.keeper == "deepspeed",
         "flash-attn": not run.kernels.repeated_heads,
         "bitsandbytes": (adapters is not None and adapters.base != "16 bits")
-        or run.runtime.optimizer.kind == "adam8bit",
+        or needs_bitsandbytes(run.runtime.optimizer),
+        "torchao": run.runtime.optimizer.torchao,
     }
     return "".join(f" {name}" for name, needed in packages.items() if needed)

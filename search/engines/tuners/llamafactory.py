@@ -14,7 +14,12 @@ from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget
 from search.engines.huggingface import write as accelerate
-from search.engines.huggingface.transformers import NamedModel, adapted_modules, trainer_settings
+from search.engines.huggingface.transformers import (
+    NamedModel,
+    adapted_modules,
+    trainer_settings,
+    trains_narrow_weights,
+)
 from search.engines.huggingface.trl import DATA
 from search.engines.text import dump_yaml
 from search.engines.tuners.check import named_model, needed
@@ -60,7 +65,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
 def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, Any]:
     """Return the arguments of a run; checkpoints : False if FSDP recomputes the layers."""
     adapters, kind = run.runtime.adapters, run.runtime.precision.kind
-    settings = trainer_settings(run, model)
+    settings, pure = trainer_settings(run, model), trains_narrow_weights(run)
     kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "torch_compile", "optim")
     flash = "sdpa" if run.kernels.repeated_heads else "fa3" if model.sinks else "fa2"
     found: dict[str, Any] = {} if model.files else {"model_name_or_path": model.name}
@@ -79,10 +84,12 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
         "disable_gradient_checkpointing": not (
             checkpoints and run.strategy.recomputed.kind != "none"
         ),
-        "bf16": kind == "bf16",
+        "bf16": kind == "bf16" and not pure,
         "fp16": kind == "fp16",
         "learning_rate": _RATES[adapters is not None],
     }
+    if pure:
+        found["pure_bf16"] = True
     if adapters is not None:
         found |= {
             "lora_rank": adapters.rank,

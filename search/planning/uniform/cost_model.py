@@ -135,7 +135,9 @@ class UniformCostModel:
         self._reductions: dict[object, float] = {}
         self._exposed: dict[object, float] = {}
         self._ties: dict[object, float] = {}
-        self._zero = engine.zero[-1]
+        # some optimizers are not sharded
+        trained = (zero for zero in reversed(engine.zero) if self.has("bf16", zero))
+        self._zero = next(trained, engine.zero[-1])
         domains = max(1.0, job.world / target.machine.domain_gpus)
         self.stragglers = 1.0 + STRAGGLERS * math.log2(domains)
 

@@ -32,6 +32,7 @@ from search.engines.candidate import (
 from search.engines.differences import losses_of, without_effect
 from search.engines.engine import Engine
 from search.engines.exporter_types import UnsupportedFeature
+from search.engines.huggingface.named_optimizers import name_of
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
@@ -306,10 +307,12 @@ def _training(run: Run) -> dict[str, object]:
         bases = {kind: word for word, kind in BASES.items()}
         if adapters.base != "16 bits":
             found["lora-base"] = bases[adapters.base]
-    if optimizer.kind == "adam8bit":
-        found["optimizer"] = "adam8bit"
+    if name_of(optimizer) != "adam":
+        found["optimizer"] = name_of(optimizer)
     elif not run.kernels.torch_layers and optimizer.moments_bytes == 4:
         found["optimizer"] = "adam-bf16"
+    if adapters is None and optimizer.master_bytes == 0:
+        found["pure-bf16"] = True
     if optimizer.offload:
         found["offload-optimizer"] = f"{optimizer.offload:g}"
     return found

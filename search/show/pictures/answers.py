@@ -534,5 +534,5 @@ def _inputs(question: UniformRequest, best: EngineResult) -> Iterator[tuple[str,
     yield "software stack", best.target.machine.stack.name
     yield "site", "none" if question.site is None else question.site.name
     yield "allowed OOM probability", format_probability(question.oom_risk)
-    if words := job.training.words:
+    if words := " ".join(job.training.options):
         yield "training", words

@@ -348,7 +348,8 @@ def test_common_words_of_axolotl_keep_the_verdict(tmp_path: Path) -> None:
 def test_fsdp_of_axolotl(tmp_path: Path) -> None:
     """Its section of FSDP is that of accelerate, without a prefix."""
     section = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}
-    found = axolotl(tmp_path, {**AXOLOTL, "fsdp_version": 2, "fsdp_config": section})
+    own = {**AXOLOTL, "optimizer": "adamw_torch_8bit", "fsdp_version": 2, "fsdp_config": section}
+    found = axolotl(tmp_path, own)
     assert not found.withdrawn
     assert run_in(found).split.zero == 3
 

@@ -7,10 +7,17 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from autopar.price.account import account_of
+from autopar.price.account import account_of, host_bytes_of
 from autopar.price.job import job_of_run
 from autopar.price.states import layout_of_run
-from autopar.rates.parts.optimizer import Host, exposed_s, host_update_s, optimizer_time_s
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.parts.optimizer import (
+    Host,
+    exposed_s,
+    host_of,
+    host_update_s,
+    optimizer_time_s,
+)
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
@@ -168,6 +175,29 @@ def test_eight_bit_moments_by_hand() -> None:
     """2 (1 + 4/256) bytes a parameter; partitions of DeepSpeed are flat, whatever they contain."""
     wide, narrow = _moments("deepspeed"), _moments("deepspeed", kind="adam8bit")
     assert narrow == pytest.approx(wide / 8 * (2 + 8 / 256), rel=1e-6)
+
+
+def test_eight_bit_moments_of_torchao_include_embeddings() -> None:
+    """Tensors under 4,096 elements alone have fp32 moments (torchao 0.18, optim/adam.py)."""
+    wide = _moments("accelerate")
+    narrow = _moments("accelerate", kind="adam8bit", torchao=True)
+    vectors = (4 * (2 * 2048 + 2 * 128) + 2048) // 4
+    # of torchao, the same moments in 16 bits wherever the weights are
+    assert narrow == pytest.approx(wide / 8 * (2 + 8 / 256), rel=2e-3)
+    assert narrow < _moments("accelerate", kind="adam8bit") - 100 * vectors
+
+
+def test_paged_moments_are_on_the_host_and_are_copied_twice() -> None:
+    """The whole of them, as an upper bound; the device has the memory of a run without moments."""
+    plain, paged = fully_sharded("deepspeed", 2), fully_sharded("deepspeed", 2, paged=True)
+    (moments,) = (one.num_bytes for one in account_of(plain).states if one.name == "Adam moments")
+    assert "Adam moments" not in {one.name for one in account_of(paged).states}
+    assert host_bytes_of(plain, account_of(plain)) == 0
+    assert host_bytes_of(paged, account_of(paged)) == pytest.approx(moments, rel=1e-6)
+    machine = machine_of(card_named("h100-80gb"), stack_named("torchtitan-eager"))
+    seconds = [optimizer_time_s(machine, job_of_run(run), 1e9, 1e9) for run in (plain, paged)]
+    link = host_of(machine).link_bytes_per_s
+    assert seconds[1] - seconds[0] == pytest.approx(2 * 8e9 / link)
 
 
 def test_eight_bit_moments_leave_out_embeddings_and_vectors() -> None:

@@ -160,6 +160,15 @@ def test_the_rule_that_a_remedy_keeps_is_found_at_once(
             "torchtitan 0.3 has no base weights in nf4",
         ),
         ({"engine": "torchtitan", "optimizer": "adam8bit", **_WHOLE}, "8-bit Adam"),
+        ({"engine": "torchtitan", "optimizer": "lion", **_WHOLE}, "--engine deepspeed"),
+        ({"engine": "megatron", "optimizer": "adafactor"}, "--engine deepspeed"),
+        ({"engine": "megatron", "optimizer": "sgd"}, "not counted"),
+        ({"engine": "accelerate", "optimizer": "galore"}, "time of galore is not known"),
+        ({"engine": "accelerate", "optimizer": "lion", "zero": "3"}, "--zero 0"),
+        ({"engine": "accelerate", "optimizer": "paged-adam8bit", "tp": "2"}, "--tp 1"),
+        ({"engine": "deepspeed", "optimizer": "lion", "offload-optimizer": "1"}, "no price"),
+        ({"engine": "deepspeed", "pure-bf16": ""}, "--engine torchtitan or accelerate"),
+        ({"engine": "accelerate", "pure-bf16": "", "lora": "16"}, "Remove --pure-bf16"),
         ({"engine": "torchtitan", "optimizer": "adam-bf16", **_WHOLE}, "Megatron-Core"),
         ({"engine": "accelerate", "optimizer": "adam-bf16"}, "Megatron-Core"),
         ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "Megatron-Core"),
@@ -177,7 +186,7 @@ def test_what_a_trainer_does_not_train_is_an_input_error(
     given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = {**_DENSE, "hardware": "h100:1x8", **given, "output-config-path": "none"}
-    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    words = [word for key, value in asked.items() for word in (f"--{key}", value) if word]
     assert search_command.run(words) == 2
     assert said in capsys.readouterr().err.replace("\n", " ")
 
@@ -198,6 +207,13 @@ def test_what_a_trainer_does_not_train_is_an_input_error(
         {"engine": "torchtitan", "lora": "16", "tp": "8", "offload-optimizer": "1"},
         {"engine": "accelerate", "sft": True},
         {"engine": "deepspeed", "sft": True, "optimizer": "adam8bit"},
+        {"engine": "deepspeed", "sft": True, "optimizer": "adafactor"},
+        {"engine": "deepspeed", "sft": True, "optimizer": "paged-lion8bit"},
+        {"engine": "accelerate", "optimizer": "adam8bit"},
+        {"engine": "accelerate", "sft": True, "pure-bf16": True, "optimizer": "paged-adam8bit"},
+        {"engine": "accelerate", "sft": True, "pure-bf16": True, "optimizer": "sgd"},
+        {"engine": "accelerate", "sft": True, "pure-bf16": True, "optimizer": "adafactor"},
+        {"engine": "torchtitan", "pure-bf16": True},
     ],
 )
 def test_what_is_trained_is_what_the_files_say(given: dict[str, object]) -> None:
