@@ -385,6 +385,8 @@ class Runtime(Record):
     optimizer: Optimizer = Optimizer()
     adapters: Adapters | None = None
     """Trained adapters; None if all weights are trained."""
+    sft: bool = False
+    """True if Megatron-Bridge trains all weights on samples of a task (`*_sft_config`)."""
     states: States = States()
     kernels: Kernels = Kernels()
     experts: ExpertKernels = ExpertKernels()
@@ -393,6 +395,11 @@ class Runtime(Record):
     allocator: Allocator = Allocator()
     masks: bool = True
     """True if the data loader creates an attention mask for every micro-batch."""
+
+    @property
+    def fine_tunes(self) -> bool:
+        """True if Megatron-Bridge trains the run on samples of a task: all weights or adapters."""
+        return self.sft or self.adapters is not None
 
 
 # --------------------------------------------------------------------------------------------------

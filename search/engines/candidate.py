@@ -249,7 +249,7 @@ class TrainingSettings(Record):
     """Adapter and optimizer settings of a run."""
 
     sft: bool = False
-    """True if all weights are trained by TRL's script."""
+    """True if all weights are trained by TRL's script or by Megatron-Bridge's recipe."""
     lora_rank: int | None = None
     """Rank of LoRA adapters with frozen base weights; None: all weights are trained."""
     lora_base: BaseName = "bf16"
@@ -294,9 +294,9 @@ SHARDS = Rule(
 Source: `search.engines.huggingface.named_optimizers.updates_shards`."""
 TRAINING = (
     Rule("training.sft", ("engine", "sft"),
-         lambda engine, sft: sft * (engine not in ("deepspeed", "accelerate")),
-         "TRL's script does not train with {engine}",
-         "Use --engine deepspeed or accelerate"),
+         lambda engine, sft: sft * (engine not in ("deepspeed", "accelerate", "megatron")),
+         "no script of {engine} fine-tunes all weights",
+         "Use --engine deepspeed, accelerate or megatron"),
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
          "{engine} has no block-scaled 8-bit Adam"),
@@ -405,7 +405,9 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
     if training.fine_tunes and kernels.module == "transformers":
         # Exports start TRL's script (`search.engines.huggingface.trl`).
         kernels = replace(kernels, loss="trl")
-    own = replace(runtime, optimizer=optimizer, adapters=adapters, kernels=kernels)
+    # Megatron-Bridge trains such runs of Megatron-Core.
+    sft = training.sft and adapters is None and not torch
+    own = replace(runtime, optimizer=optimizer, adapters=adapters, kernels=kernels, sft=sft)
     return replace(run, runtime=own)
 
 

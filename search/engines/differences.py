@@ -46,6 +46,7 @@ _PHRASES: Mapping[str, str] = {
     "split.zero": "the ZeRO stage",
     "kernels.graphs": "CUDA graphs",
     "steps": "steps of the run",
+    "runtime.sft": "samples of a task",
     "optimizer.moments_bytes": "bytes of Adam's moments",
     "optimizer.master_bytes": "bytes of an fp32 weight",
     "optimizer.fused": "a fused update of Adam",

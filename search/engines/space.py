@@ -251,6 +251,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "one_queue": needs_one_queue(job.gpu),
         "model_name": job.name,
         "fine_tunes": job.training.fine_tunes,
+        "sft": job.training.sft and job.training.lora_rank is None,
         "unsharded_optimizer": unsharded(job.training.optimizer),
         **adapter_values(job.training.lora_rank or 0, job.training.lora_base),
     }

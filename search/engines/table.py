@@ -145,7 +145,7 @@ def planned_as(name: str) -> str:
 
 def writer_of(name: str, run: Run) -> str:
     """Return the engine whose files train a run of the engine with a name of ENGINES."""
-    tuner = engine_named(name).tuner if run.runtime.adapters is not None else ""
+    tuner = engine_named(name).tuner if run.runtime.fine_tunes else ""
     return tuner or name
 
 
@@ -179,7 +179,7 @@ def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:
 
 
 def tuning(space: EngineSpace) -> EngineSpace:
-    """Return the space of an engine with the title of the engine that trains its adapters."""
+    """Return the space of an engine with the title of the engine that fine-tunes its models."""
     tuner = engine_named(space.name).tuner
     return replace(space, title=engine_named(tuner).title) if tuner else space
 

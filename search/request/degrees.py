@@ -218,7 +218,7 @@ class DegreeOptions:
 
     sft: bool | None = option(
         None,
-        help="fine-tune all weights with TRL's script (deepspeed, accelerate)",
+        help="fine-tune all weights: TRL's script, or a recipe of Megatron-Bridge",
         panel=_TRAINING,
         shown="the script of the user, or --lora",
     )

@@ -717,7 +717,7 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
 
     These are optimizer states and offload, fp8 attention and adapters.
     """
-    get, runtime = settings.get, run.runtime
+    get, runtime, adapters = settings.get, run.runtime, _adapters(run, settings)
     moments, master = 8, 4
     aware = get("optimizer.use_precision_aware_optimizer") is True
     offload = 0.0
@@ -743,7 +743,8 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
             offload_master=aware and offload > 0,
         ),
         precision=replace(runtime.precision, fp8_attention=fp8_attention),
-        adapters=_adapters(run, settings),
+        adapters=adapters,
+        sft=adapters is None and PACKS in settings,
     )
     return replace(run, runtime=runtime)
 

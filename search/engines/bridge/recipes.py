@@ -265,14 +265,17 @@ _SPELLINGS = (
 """Parts of names on the hub, and how recipes spell them."""
 
 
-def recipe_model(model: Model, name: str | None, *, tuned: bool = False) -> str | None:
-    """Return the architecture of a model by its name, else by its sizes; None if it is unknown.
+Task = Literal["pretrain", "sft", "peft"]
+"""Part of the name of a recipe: all weights from the start or on samples of a task, or adapters."""
 
-    tuned : True for models with a recipe for adapters only.
+
+def recipe_model(model: Model, name: str | None, task: Task) -> str | None:
+    """Return the architecture of a model with a recipe for a task; None if none is known.
+
+    It is found by the name of the model, else by its sizes.
     """
     named = None if name is None else name.replace("-", "_").replace(".", "p")
     rows = _rows()[releases()[0]]
-    task = "peft" if tuned else "pretrain"
     known = [one for one in architecture_names() if f"{one}_{task}_config" in rows]
     if named in known:
         return named

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autopar.errors import UnsupportedError
-from autopar.run.architecture import Experts, Model, windows_of
+from autopar.run.architecture import Experts, windows_of
 from autopar.run.run import Run
 from autopar.run.strategy import wide_ends
 from search.engines.bridge.read import ADAPTED
@@ -20,6 +20,7 @@ from search.engines.bridge.recipes import (
     PRECISIONS,
     Recipe,
     Settings,
+    Task,
     named_recipe,
     precision_settings,
     recipe_model,
@@ -50,7 +51,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
             "attention, and gated attention",
             remedy="Export the plan for Megatron-LM (--engine megatron)",
         )
-    recipe = recipe_of(run.model, place, tuned=run.runtime.adapters is not None)
+    recipe = recipe_of(run, place)
     settings = settings_of(run, recipe)
     given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}
     path = required("BRIDGE_PATH", "set BRIDGE_PATH to a checkout of Megatron-Bridge")
@@ -63,19 +64,18 @@ def write(run: Run, place: ExportTarget) -> Draft:
     )
 
 
-def recipe_of(model: Model, place: ExportTarget, *, tuned: bool = False) -> Recipe:
+def recipe_of(run: Run, place: ExportTarget) -> Recipe:
     """Return the recipe of a model by its name, else by its sizes, else the vanilla GPT recipe.
 
-    tuned : True for the recipe of its adapters. Raises UnsupportedError if there is none.
+    Raises UnsupportedError if there is none for fine-tuning.
     """
-    name = recipe_model(model, place.model, tuned=tuned)
-    if tuned and name is None:
-        raise UnsupportedError(f"{_TITLE} {VERSION} has no LoRA recipe for {place.model}")
-    return named_recipe(_VANILLA if name is None else f"{name}_{_KINDS[tuned]}_config")
-
-
-_KINDS = {False: "pretrain", True: "peft"}
-"""True for adapters -> part of the name of a recipe."""
+    runtime = run.runtime
+    task: Task = "peft" if runtime.adapters is not None else "sft" if runtime.sft else "pretrain"
+    name = recipe_model(run.model, place.model, task)
+    if name is None and runtime.fine_tunes:
+        kind = {"peft": "LoRA", "sft": "SFT"}[task]
+        raise UnsupportedError(f"{_TITLE} {VERSION} has no {kind} recipe for {place.model}")
+    return named_recipe(_VANILLA if name is None else f"{name}_{task}_config")
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
@@ -255,11 +255,13 @@ def _training(run: Run, recipe: Recipe) -> Settings:
 
 
 def _samples(run: Run) -> Settings:
-    """Return the settings of samples, and of adapters with their unpacked samples.
+    """Return the settings of samples, which fine-tuning does not pack, and of adapters.
 
     Raises UnsupportedError for adapters that the names of modules cannot express.
     """
     adapters = run.runtime.adapters
+    if run.runtime.sft:
+        return {PACKS: False}
     if adapters is None:
         return {"dataset.skip_getting_attention_mask_from_dataset": not run.runtime.masks}
     if adapters.base != "16 bits":
@@ -429,12 +431,12 @@ _SIZES = frozenset({
 
 def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> str:
     name = one_line(place.model or run.name or "a model of these sizes")
-    # The hook of adapters loads their base; samples of the recipe are those of SQuAD.
+    # Fine-tuning loads weights; samples of the recipe are those of SQuAD.
     words = (
         ['    ${DATA_PATH:+"dataset.blend=[[$DATA_PATH],null]"}',
          '    ${LOAD:+"checkpoint.pretrained_checkpoint=$LOAD"}']
-        if run.runtime.adapters is None
-        else ["    --mode lora",
+        if not run.runtime.fine_tunes
+        else [f"    --mode {'sft' if run.runtime.sft else 'lora'}",
               *(f'    ${{DATA_PATH:+"dataset.{key}"}}' for key in (
                   "dataset_root=$DATA_PATH", "hf_dataset=null", "hf_validation_proportion=null")),
               f'    "checkpoint.pretrained_checkpoint={required("LOAD", _BASE)}"']
@@ -457,7 +459,7 @@ def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> s
     return "\n".join(lines) + "\n"
 
 
-_BASE = "set LOAD to the checkpoint of the frozen weights"
+_BASE = "set LOAD to the checkpoint of the weights to fine-tune"
 
 
 def _value(value: Any) -> str:
@@ -474,7 +476,7 @@ def _value(value: Any) -> str:
 
 def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:
     data = "the prefix of preprocessed data, without which recipes train on synthetic samples"
-    if run.runtime.adapters is not None:
+    if run.runtime.fine_tunes:
         data = "the folder of training.jsonl, without which recipes train on SQuAD"
     yield f"set BRIDGE_PATH; DATA_PATH is {data}"
     yield (

@@ -677,13 +677,19 @@ SPACE = (
           overlap * (mtp == 1) * (pp == 1),
           f"--{_OVERLAP} with an MTP layer needs pipeline stages"),
     *ADAPTERS,
+    Rule(_id("sft.fsdp"), ("sft", "zero"), lambda sft, zero: sft * (zero == 3),
+         "exports load no weights into Megatron-FSDP", level="unpriced"),
+    _rule("sft.tp-overlap", "sft, tp_overlap", lambda sft, overlap: sft * overlap,
+          "SFT recipes of Megatron-Bridge have no TP overlap"),
 )  # fmt: skip
 """Rules for the candidates of a search, over the values of `search.engines.space.values_of`."""
 TUNED = (
     _rule("adapters.recipe", "lora_rank, model_name, tuned", lambda rank, name, tuned:
           (rank > 0) > tuned, "Megatron-Bridge 0.6 has no LoRA recipe for {model_name}"),
+    _rule("sft.recipe", "sft, model_name, tuned", lambda sft, name, tuned:
+          sft > tuned, "Megatron-Bridge 0.6 has no SFT recipe for {model_name}"),
 )  # fmt: skip
-"""Rule on the models whose adapters Megatron-Bridge trains."""
+"""Rules on the models that Megatron-Bridge fine-tunes."""
 
 
 def _names(rules: Sequence[Rule]) -> tuple[str, ...]:

@@ -150,8 +150,9 @@ SPACE = EngineSpace(
     rules=SPACE_RULES,
     writable=TUNED,
     said=lambda job: {
-        "tuned": job.training.lora_rank is None
-        or recipe_model(job.model, job.name, tuned=True) is not None
+        "tuned": not job.training.fine_tunes
+        or recipe_model(job.model, job.name, "sft" if job.training.lora_rank is None else "peft")
+        is not None
     },
     left_out=(
         "CUDA graphs (memory not modelled)",

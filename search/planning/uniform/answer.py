@@ -230,7 +230,7 @@ def open_launches(
     if engines is None:
         named = request.engine not in (None, "any")
         engines = (engine_space(str(request.engine)),) if named else spaces()
-    if training.lora_rank is not None:
+    if training.fine_tunes:
         engines = tuple(map(tuning, engines))
     return UniformRequest(
         spec=spec,
@@ -702,7 +702,7 @@ def evaluated(
     from search.planning.uniform.best_first import PricedRun, UniformSearchStats, VariantResult
 
     engine = engine_space(engine.name, compiled=choice.compiled)
-    engine = engine if run.runtime.adapters is None else tuning(engine)
+    engine = tuning(engine) if run.runtime.fine_tunes else engine
     target = target_of(question, engine)
     assessment = assess(run, target)
     if assessment.step is None:

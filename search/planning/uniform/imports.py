@@ -311,6 +311,8 @@ def _training(run: Run) -> dict[str, object]:
         found["optimizer"] = name_of(optimizer)
     elif not run.kernels.torch_layers and optimizer.moments_bytes == 4:
         found["optimizer"] = "adam-bf16"
+    if run.runtime.sft:
+        found["sft"] = True
     if adapters is None and optimizer.master_bytes == 0:
         found["pure-bf16"] = True
     if optimizer.offload:

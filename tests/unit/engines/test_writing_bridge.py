@@ -6,6 +6,7 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import UnsupportedError
+from autopar.records import replace
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from search.engines.bridge.read import run_of_settings
@@ -19,12 +20,14 @@ from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.huggingface.architectures import architecture_names
+from search.engines.table import writer_of
 
 UNWRITTEN = ("nemotron_3_nano", "nemotron_3_super", "qwen3_next_80b_a3b")
 """Models with layers that no file is written for."""
 WRITTEN = sorted({*architecture_names()} - {*UNWRITTEN})
 KNOWN = [name for name in WRITTEN if named_recipe(f"{name}_pretrain_config").model == name]
 TUNED = [name for name in WRITTEN if named_recipe(f"{name}_peft_config").model == name]
+FINE_TUNED = [name for name in WRITTEN if named_recipe(f"{name}_sft_config").model == name]
 PERFORMANCE = [
     ("llama3_70b", "h100", "bf16", 64),
     ("llama31_405b", "gb200", "fp8_cs", 128),
@@ -104,3 +107,30 @@ def test_recipes_for_adapters_come_back(name: str) -> None:
     assert adapters is not None
     assert adapters.rank == recipe.settings["peft.dim"]
     check(run, name, "peft")
+
+
+@pytest.mark.parametrize("name", FINE_TUNED)
+def test_recipes_of_fine_tuning_come_back(name: str) -> None:
+    """All weights on unpacked samples, from a checkpoint that the user names."""
+    recipe = named_recipe(f"{name}_sft_config")
+    ranks = 1
+    for key in ("tensor_model", "pipeline_model", "context", "expert_model"):
+        ranks *= recipe.settings.get(f"model.{key}_parallel_size") or 1
+    run = of_recipe(recipe, max(ranks, 8), "H100")
+    assert (run.runtime.adapters, run.runtime.sft) == (None, True)
+    assert run.runtime.fine_tunes
+    check(run, name, "sft")
+    gpus = run.strategy.gpus
+    place = ExportTarget(num_nodes=gpus // 8, gpus_per_node=8, model=name)
+    # Megatron-LM has no script of fine-tuning, so its files are those of Megatron-Bridge
+    script = written(run, engine=writer_of("megatron", run), place=place).files
+    assert "--mode sft" in script["bridge_overrides.sh"]
+    assert "checkpoint.pretrained_checkpoint=${LOAD:?" in script["bridge_overrides.sh"]
+
+
+def test_a_model_without_a_recipe_of_fine_tuning_is_refused() -> None:
+    run = of_recipe(named_recipe("llama3_8b_sft_config"), 8, "H100")
+    other = replace(run, model=replace(run.model, vocab=1000))
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="other")
+    with pytest.raises(UnsupportedError, match="no SFT recipe for other"):
+        written(other, engine="megatron-bridge", place=place)

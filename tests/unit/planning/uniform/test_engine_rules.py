@@ -214,6 +214,8 @@ def test_what_a_trainer_does_not_train_is_an_input_error(
         {"engine": "accelerate", "sft": True, "pure-bf16": True, "optimizer": "sgd"},
         {"engine": "accelerate", "sft": True, "pure-bf16": True, "optimizer": "adafactor"},
         {"engine": "torchtitan", "pure-bf16": True},
+        {"engine": "megatron", "sft": True},
+        {"engine": "megatron", "sft": True, "optimizer": "adam-bf16", "tp": "2", "pp": "2"},
     ],
 )
 def test_what_is_trained_is_what_the_files_say(given: dict[str, object]) -> None:
@@ -225,7 +227,8 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, object]) -> None
     assert found.best is not None
     gpus = found.best.run.strategy.gpus
     place = ExportTarget(num_nodes=1, gpus_per_node=gpus, model="qwen3-8b")
-    files = written(found.best.run, engine=found.engine.name, place=place)  # type: ignore[arg-type]
+    engine = writer_of(found.engine.name, found.best.run)
+    files = written(found.best.run, engine=engine, place=place)  # type: ignore[arg-type]
     assert [one for one in files.losses if "vocab" not in one.what] == []
 
 
@@ -238,6 +241,11 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, object]) -> None
         ({"engine": "megatron", "model": "qwen3-30b-a3b", "etp": "4", "tp": "1", "lora": "2"}
          | {"num-layers": "48"}, "megatron.adapters.expert-rank"),
         ({"engine": "megatron", "zero": "3"}, "megatron.adapters.fsdp"),
+        ({"engine": "megatron", "sft": True, "zero": "3", "lora": None}, "megatron.sft.fsdp"),
+        ({"engine": "megatron", "sft": True, "lora": None, "model": "gpt-6.7b"},
+         "megatron.sft.recipe"),
+        ({"engine": "megatron", "sft": True, "lora": None, "tp": "2", "tp-overlap": True},
+         "megatron.sft.tp-overlap"),
         ({"engine": "megatron", "tp": "2", "tp-overlap": True}, "megatron.adapters.tp-overlap"),
         ({"engine": "deepspeed", "tp": "2"}, "deepspeed.adapters-tensor"),
         ({"engine": "deepspeed", "zero": "3", "lora-base": "int8"}, "deepspeed.base-int8"),
@@ -264,6 +272,7 @@ def test_adapters_are_what_files_of_the_trainer_can_say(
 ) -> None:
     """What a file cannot say is dropped before plans are ranked."""
     asked = {**_DENSE, **_WHOLE, "hardware": "h100:1x8", "lora": "16", "top": "0", **given}
+    asked = {name: value for name, value in asked.items() if value is not None}
     with pytest.raises(RuleError) as found:
         answer(open_launches(build_request(asked)))
     assert rule in found.value.ids
@@ -273,7 +282,6 @@ def test_adapters_are_what_files_of_the_trainer_can_say(
     ("given", "rule"),
     [
         ({"engine": "accelerate", "tp": "2"}, "transformers.trl-tensor"),
-        ({"engine": "megatron"}, "engine.training"),
         ({"engine": "torchtitan"}, "engine.training"),
     ],
 )
