@@ -544,6 +544,7 @@ def torch_runs(
         sub_group=one(10**9, 10**8),
         contiguous=contiguous,
         prefetch=one(50_000_000, 12_345),
+        model_persistent=one(None, 2_000),
     )
     adapters = one(
         None,

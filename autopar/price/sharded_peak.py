@@ -98,7 +98,11 @@ def _kept(
                 unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
             )
         yield MemoryItem(name, math.ceil(num_bytes), switch)
-    persistent = math.ceil(sum(n * unit.persistent_bytes for unit, n in _runs(units)))
+    # a parameter is kept if the sum stays below the limit (`mark_persistent_parameters`), which
+    # is at most one small parameter below it
+    limit = run.runtime.states.buckets.model_persistent
+    most = math.inf if limit is None else limit * run.element_bytes
+    persistent = math.ceil(min(most, sum(n * unit.persistent_bytes for unit, n in _runs(units))))
     yield MemoryItem("weights kept whole", persistent, "stage3_param_persistence_threshold")
     yield MemoryItem("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
 

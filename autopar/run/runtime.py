@@ -51,6 +51,8 @@ class Buckets(Record):
     """`stage3_max_reuse_distance`: maximum distance to the next use of kept parameters."""
     persistent: Count = 100_000
     """`stage3_param_persistence_threshold`: largest parameter that every rank keeps whole."""
+    model_persistent: Count | None = None
+    """`stage3_model_persistence_threshold`: limit of all parameters kept whole; None: no limit."""
     sub_group: Count = 1_000_000_000
     """`sub_group_size`: parameters of the shard of a rank that are updated together."""
     contiguous: bool = True

@@ -332,7 +332,7 @@ def _expert_kernels(experts: ExpertKernels, *, torch: bool) -> ExpertKernels:
     )
 
 
-_OF_STAGE_3 = ("prefetch", "live", "reuse", "persistent", "sub_group")
+_OF_STAGE_3 = ("prefetch", "live", "reuse", "persistent", "model_persistent", "sub_group")
 
 
 def buckets_at(buckets: Buckets, zero: Zero) -> Buckets:

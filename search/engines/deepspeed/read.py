@@ -9,6 +9,7 @@ Face's Trainer, whose `HfTrainerDeepSpeedConfig` defines `auto`.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,7 @@ _KNOWN_ZERO = frozenset(
         "elastic_checkpoint", "ignore_unused_parameters", "round_robin_gradients",
         "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
         "gather_16bit_weights_on_model_save", "stage3_param_persistence_threshold",
-        "param_persistence_threshold", "model_persistence_threshold",
-        "stage3_model_persistence_threshold", "memory_efficient_linear", "override_module_apply",
+        "param_persistence_threshold", "memory_efficient_linear", "override_module_apply",
         "log_trace_cache_warnings", "enable_sanity_checks", "pipeline_loading_checkpoint",
         "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
         "stage3_allgather_sequential", "legacy_stage1", "compute_grad_norm", "parameter_alignment",
@@ -490,6 +490,10 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
     overlap = None
     if keys.has("zero_optimization.overlap_comm"):
         overlap = keys.flag("zero_optimization.overlap_comm")
+    limit = keys.first(
+        "zero_optimization.stage3_model_persistence_threshold",
+        "zero_optimization.model_persistence_threshold",
+    )
     # `auto` values depend on the hidden size: `trainer_config_finalize` of transformers.
     square = hidden * hidden
     return Buckets(
@@ -501,6 +505,7 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
         persistent=_elements(
             keys, "stage3_param_persistence_threshold", plain.persistent, 10 * hidden
         ),
+        model_persistent=keys.number(limit, least=0, most=sys.maxsize) if keys.has(limit) else None,
         sub_group=_elements(keys, "sub_group_size", plain.sub_group, plain.sub_group)
         or plain.sub_group,
         contiguous=keys.flag("zero_optimization.contiguous_gradients", True),

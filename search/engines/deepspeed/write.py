@@ -125,6 +125,7 @@ _BUCKET_KEYS: Mapping[str, str] = {
     "live": "stage3_max_live_parameters",
     "reuse": "stage3_max_reuse_distance",
     "persistent": "stage3_param_persistence_threshold",
+    "model_persistent": "stage3_model_persistence_threshold",
     "sub_group": "sub_group_size",
     "contiguous": "contiguous_gradients",
     "overlap": "overlap_comm",

@@ -467,6 +467,9 @@ def test_a_script_that_prepares_quantised_weights_is_read(tmp_path: Path, read: 
         ({"stage3_param_persistence_threshold": "auto"}, LORA, VECTORS),
         ({"stage3_param_persistence_threshold": 2 * 10**7}, "", VECTORS + LAYERS * 4 * H * H),
         ({"stage3_param_persistence_threshold": 10**8}, "", VECTORS + LAYERS * MATRICES),
+        # 24 norms of 4,096 elements; the 25th is above the limit
+        ({"stage3_model_persistence_threshold": 24 * H}, "", 24 * H),
+        ({"model_persistence_threshold": 10**9}, "", VECTORS),
     ],
 )
 def test_small_parameters_are_on_every_rank(
