@@ -129,9 +129,20 @@ def of_narrow_weights(optimizer: Optimizer) -> Optimizer:
 
     torch and torchao make moments in the type of the weights, bitsandbytes makes them in fp32.
     """
-    own = is_adam_of_torch(optimizer) or optimizer.torchao or optimizer.low_rank is not None
-    moments = 4 if own and optimizer.kind != "adafactor" else optimizer.moments_bytes
+    moments = 4 if _has_type_of_weights(optimizer) else optimizer.moments_bytes
     return replace(optimizer, master_bytes=0, moments_bytes=moments)
+
+
+def of_wide_weights(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer of fp32 weights, the inverse of `of_narrow_weights`."""
+    plain = Optimizer()
+    moments = plain.moments_bytes if _has_type_of_weights(optimizer) else optimizer.moments_bytes
+    return replace(optimizer, master_bytes=plain.master_bytes, moments_bytes=moments)
+
+
+def _has_type_of_weights(optimizer: Optimizer) -> bool:
+    own = is_adam_of_torch(optimizer) or optimizer.torchao or optimizer.low_rank is not None
+    return own and optimizer.kind != "adafactor"
 
 
 def has_narrow_adapters(adapters: Adapters | None) -> bool:

@@ -14,7 +14,14 @@ from autopar.records import replace
 from autopar.run.runtime import Kernels, LowRank, Optimizer, Quirks
 from autopar.training.adapters import DENSE_TARGETS, Target
 from search.engines.huggingface.named_optimizers import WORDS, of_flat_tensors, of_narrow_weights
-from search.engines.huggingface.script import ScriptWords, is_trainer, is_trl
+from search.engines.huggingface.script import (
+    Flags,
+    ScriptWords,
+    is_axolotl,
+    is_trainer,
+    is_trl,
+    takes_factory_words,
+)
 from search.engines.keys import whole
 from search.engines.space import TRANSFORMERS
 
@@ -126,6 +133,29 @@ def weights_are_narrow(words: ScriptWords) -> bool:
     if kinds <= {*_NARROW, *_WIDE}:
         words.asked.update(("dtype", "torch-dtype"))
     return pure or (bool(kinds) and kinds <= set(_NARROW))
+
+
+_OF_RELEASE_4 = (
+    *("adafactor", "evaluation-strategy", "fp16-opt-level", "group-by-length"),
+    *("half-precision-backend", "logging-dir", "no-cuda", "overwrite-output-dir"),
+    *("per-gpu-train-batch-size", "save-safetensors"),
+)
+"""Arguments of `TrainingArguments` that transformers 5 removed."""
+
+
+def default_type(flags: Flags, program: str) -> tuple[str, str]:
+    """Return the type in which a script loads trained weights by default, and a sentence on it.
+
+    Both are empty if the script names a type or is a program with its own default. transformers 5
+    takes the type of the checkpoint, release 4 fp32 (`from_pretrained` of modeling_utils.py).
+    """
+    own = is_trl(program) or is_axolotl(program) or takes_factory_words(flags, program)
+    named = not {"dtype", "torch-dtype", "full-finetune"}.isdisjoint(flags)
+    if not flags or own or named or program.endswith("qlora.py"):
+        return "", ""
+    old = next((name for name in _OF_RELEASE_4 if name in flags), None)
+    kind, release = ("auto", "5") if old is None else ("float32", f"4 (--{old.replace('-', '_')})")
+    return kind, f"--dtype not given; using {kind}, the default of transformers {release}"
 
 
 def weights_are_wide(words: ScriptWords) -> bool:

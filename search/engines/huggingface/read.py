@@ -30,7 +30,7 @@ from search.engines.deepspeed.read import (
     script_run,
 )
 from search.engines.huggingface.named_optimizers import updates_shards
-from search.engines.huggingface.optimizers import script_optimizer
+from search.engines.huggingface.optimizers import default_type, script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
 from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions, sets_batch
 from search.engines.keys import Keys, flattened
@@ -289,6 +289,12 @@ def read_accelerate(
         ranks = max(world_size // (tp * cp), 1)
         steps = max(script.global_batch // (micro * ranks), 1)
         refuse(BATCH, {"global_batch": script.global_batch, "micro_batch": micro, "dp": ranks})
+    mixed = _refuse_fp8(keys) != "no" or script.kind is not None
+    if script.adapters is None and not (zero and mixed):
+        # FSDP with mixed precision casts weights to fp32
+        loaded, sentence = default_type(flags, asked.program)
+        notes = (*script.notes, *filter(None, [sentence]))
+        script = replace(script, narrow=script.narrow or loaded == "auto", notes=notes)
     precision, narrow = _precision(keys, script, zero)
     if zero or script.adapters is not None:
         # FSDP casts weights to fp32, and adapters are on a frozen base of 16 bits.

@@ -19,11 +19,10 @@ from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
-from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, published_model
-from search.engines.huggingface.named_optimizers import word_of
+from search.engines.huggingface.named_optimizers import of_wide_weights, word_of
 from search.engines.plans import ExportJob, target_of
 from search.engines.words import one_line, required
 
@@ -118,10 +117,7 @@ def as_trainer(run: Run) -> Run:
     runtime, kernels = run.runtime, replace(run.kernels, loss="whole")
     optimizer = runtime.optimizer
     if runtime.adapters is not None and optimizer.master_bytes == 0:
-        plain = Optimizer()
-        optimizer = replace(
-            optimizer, master_bytes=plain.master_bytes, moments_bytes=plain.moments_bytes
-        )
+        optimizer = of_wide_weights(optimizer)
     return replace(run, runtime=replace(runtime, kernels=kernels, optimizer=optimizer))
 
 
@@ -245,8 +241,9 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
     yield f'--model_name_or_path "{name}"'
     yield f"--block_size {run.seq_length}"
-    if trains_narrow_weights(run):
-        yield "--dtype bfloat16"
+    if run.runtime.adapters is None and run.runtime.states.keeper != "deepspeed":
+        # transformers 5 loads weights in the type of the checkpoint.
+        yield f"--dtype {'bfloat16' if trains_narrow_weights(run) else 'float32'}"
     for key, value in trainer_settings(run, model, checkpoints=checkpoints).items():
         yield f"--{key} {' '.join(value) if isinstance(value, list) else value}"
     if run.steps is None:

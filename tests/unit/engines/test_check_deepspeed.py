@@ -457,7 +457,9 @@ def test_an_unfused_update_of_accelerate(zero: str | None, accelerated: Read) ->
         next(one.num_bytes for one in live_points(run, 0) if one.name == "step")
         for run in (plain, fused)
     ]
-    assert steps[0] - steps[1] == pytest.approx(4 * 7_241_732_096 / shares, rel=1e-3)
+    # transformers 5 loads 16 bits, which FSDP with mixed precision casts to fp32
+    each = 2 if zero is None else 4
+    assert steps[0] - steps[1] == pytest.approx(each * 7_241_732_096 / shares, rel=1e-3)
 
 
 @pytest.fixture
@@ -492,7 +494,9 @@ def test_configurations_of_accelerate_are_read(
     file = accelerated(text, LAUNCH)
     run = file.run
     assert run is not None, file.findings
-    assert [one.id for one in file.findings] == ["trainer.optimizer"]
+    # the type of weights that nothing casts is a default of transformers
+    notes = ["read.note"] if (keeper, zero) == ("accelerate", 0) else []
+    assert [one.id for one in file.findings] == ["trainer.optimizer", *notes]
     assert file.world_size == 8
     assert (run.runtime.states.keeper, run.split.zero) == (keeper, zero)
     assert (run.strategy.micro_batch, run.strategy.micro_batches, run.seq_length) == (2, 4, 2048)
@@ -500,9 +504,9 @@ def test_configurations_of_accelerate_are_read(
     states = _states(run)
     size = 7_241_732_096
     if keeper == "accelerate":
-        # fp32 weights and moments, whole or shared
+        # weights and moments, whole in 16 bits or shared in fp32
         kept = states["weights"] + states["Adam moments"]
-        assert kept == pytest.approx(12 * size / (1 if zero == 0 else 8), rel=1e-3)
+        assert kept == pytest.approx(6 * size if zero == 0 else 12 * size / 8, rel=1e-3)
     # what a rank has does not depend on where the file is
     alone = accelerated(text, model="mistral-7b", seq_length=2048)
     assert alone.run is not None

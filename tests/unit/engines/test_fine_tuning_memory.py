@@ -55,6 +55,8 @@ def read(tmp_path: Path) -> Read:
         words: str, document: Mapping[str, Any] = ONE, program: str = "train.py"
     ) -> CheckedFile:
         (tmp_path / "a.yaml").write_text(json.dumps(document), encoding="utf-8")
+        if not any(name in words for name in ("dtype", "bf16", "lora", "load_in")):
+            words += " --dtype float32"
         text = f"accelerate launch --config_file a.yaml {program} {WORDS} {words}"
         path = tmp_path / "run.sh"
         path.write_text(text, encoding="utf-8")
@@ -101,6 +103,32 @@ def test_weights_are_trained_in_their_type(
     run = _run(read(words, document))
     assert [*_states(run).values()] == [size * P // ranks for size in each]
     assert run.runtime.precision.kind == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "document", "each"),
+    [
+        # transformers 5 takes the type of the checkpoint, release 4 has fp32
+        ("--weight_decay 0.0", "train.py", ONE, (2, 2, 4)),
+        ("--evaluation_strategy no", "train.py", ONE, (4, 4, 8)),
+        ("--overwrite_output_dir True", "run_clm.py", REPLICAS, (4, 4, 8)),
+        # FSDP with mixed precision casts to fp32, TRL and LLaMA-Factory have fp32 by default
+        ("--weight_decay 0.0", "train.py", SHARDS, (4, 4, 8)),
+        ("--weight_decay 0.0", "train.py", {**SHARDS, **UNMIXED}, (2, 2, 4)),
+        ("--weight_decay 0.0", "trl/scripts/sft.py", ONE, (4, 4, 8)),
+        ("--finetuning_type full", "src/train.py", ONE, (4, 4, 8)),
+    ],
+)
+def test_the_type_of_weights_without_dtype_is_that_of_the_release(
+    tmp_path: Path, words: str, program: str, document: Mapping[str, Any], each: tuple[int, ...]
+) -> None:
+    (tmp_path / "a.yaml").write_text(json.dumps(document), encoding="utf-8")
+    text = f"accelerate launch --config_file a.yaml {program} {WORDS} {words}"
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    file = read_checked(str(tmp_path / "run.sh"), world_size=None, gpu="h100-80gb")
+    assert file.run is not None, file.findings
+    ranks = 8 if document["distributed_type"] == "FSDP" else 1
+    assert [*_states(file.run).values()] == [size * P // ranks for size in each]
 
 
 def test_narrow_weights_have_no_copies_and_smaller_buckets(read: Read) -> None:

@@ -15,6 +15,7 @@ from search.engines.huggingface.named_optimizers import (
     OptimizerName,
     name_of,
     of_narrow_weights,
+    of_wide_weights,
     word_of,
 )
 
@@ -60,3 +61,4 @@ def test_weights_of_16_bits_narrow_the_moments_of_torch(
     assert one.master_bytes + one.moments_bytes == wide
     assert other.master_bytes == 0
     assert 2 + other.moments_bytes == narrow
+    assert of_wide_weights(other) == one
