@@ -437,8 +437,26 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-Kind = Literal["plain", "hybrid", "sparse", "packed", "recipe"]
-"""Kind of questions: of Megatron-LM's models alone, or of torchtitan's adapters (`recipe`)."""
+Kind = Literal["plain", "hybrid", "sparse", "packed", "recipe", "tuned"]
+"""Kind of questions: of Megatron-LM's models alone, of torchtitan's adapters (`recipe`), or of
+optimizers of fine-tuning (`tuned`)."""
+TUNED: tuple[tuple[str, TrainingSettings], ...] = (
+    *(
+        ("deepspeed", TrainingSettings(optimizer=name))
+        for name in ("lion", "paged-adam8bit", "sgd", "adafactor", "adam8bit", "paged-adam")
+    ),
+    *(
+        ("accelerate", TrainingSettings(optimizer=name))
+        for name in ("lion", "paged-adam8bit", "adafactor", "adam8bit", "sgd")
+    ),
+    *(
+        ("accelerate", TrainingSettings(optimizer=name, pure_bf16=True))
+        for name in ("adam", "adam8bit", "adafactor", "paged-lion")
+    ),
+    ("torchtitan", TrainingSettings(pure_bf16=True)),
+    ("megatron", TrainingSettings(sft=True)),
+)
+"""Engine and settings of the questions of kind `tuned`."""
 _OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse}
 """Models of Megatron-LM alone, by kind."""
 
@@ -462,6 +480,10 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
     if kind == "recipe":
         engine, model = engine_space("torchtitan"), replace(model, tied=seed % 4 == 0)
         schedules = tuple(draw.sample(engine.schedules, 3))
+    elif kind == "tuned":
+        # a multiple of 8 has no other settings
+        name, training = TUNED[seed % len(TUNED)]
+        engine, seed = engine_space(name), seed * 8
     elif kind in _OF_MEGATRON:
         if training.lora_rank is not None or seed % 8 == 2:
             seed, training = seed + 1, _training(seed + 1)

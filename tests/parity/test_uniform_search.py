@@ -35,7 +35,7 @@ from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.memory import MemoryBudget
-from tests.oracles.uniform import Priced, Question, question
+from tests.oracles.uniform import TUNED, Priced, Question, question
 
 pytestmark = pytest.mark.whole
 
@@ -288,6 +288,18 @@ def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: in
 def test_the_answer_with_adapters_of_torchtitan_is_that_of_pricing_everything(seed: int) -> None:
     """Eager or compiled, with one shard or more, in pipelines and with experts."""
     found = question(seed, most=60, kind="recipe")
+    check(found, fresh(found))
+
+
+@pytest.mark.parametrize("seed", [*range(2 * len(TUNED)), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(2 * len(TUNED), 120)
+)])  # fmt: skip
+def test_the_answer_with_an_optimizer_of_fine_tuning_is_that_of_pricing_everything(
+    seed: int,
+) -> None:
+    """Paged, factored, of shards or of replicas alone, with fp32 weights or without."""
+    found = question(seed, most=40, kind="tuned")
+    assert found.uniform.engine.name == TUNED[seed % len(TUNED)][0]
     check(found, fresh(found))
 
 
