@@ -7,6 +7,7 @@ Sources: `models/*/__init__.py` of the wheels of 0.2.2 and 0.3.0; `components/lo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from autopar.errors import UnsupportedError
@@ -33,21 +34,27 @@ def flavour_of(model: Model, release: Release) -> tuple[str, str]:
 
     Raises UnsupportedError if no flavor of the release has these sizes.
     """
-    names = [
-        (name, size)
-        for name in MODELS[release]
-        for size in FLAVOURS[name]
-        if release == RECIPES or (name, size) not in _NEW
-    ]
-    for name, size in names:
-        known = flavour(name, size)
-        if known is not None and _shape(known) == _shape(model):
-            return name, size
-    listed = ", ".join(f"{name} {size}" for name, size in names)
+    shapes, own = _shapes(release), _shape(model)
+    for names, shape in shapes.items():
+        if shape == own:
+            return names
+    listed = ", ".join(f"{name} {size}" for name, size in shapes)
     raise UnsupportedError(
         f"torchtitan {release} has no model of {model.num_layers} layers of width {model.hidden}",
         remedy=f"Use one of its flavours: {listed}",
     )
+
+
+@lru_cache
+def _shapes(release: Release) -> Mapping[tuple[str, str], tuple[object, ...]]:
+    """Return the sizes of all flavors of a release by model name and flavor."""
+    models = {
+        (name, size): flavour(name, size)
+        for name in MODELS[release]
+        for size in FLAVOURS[name]
+        if release == RECIPES or (name, size) not in _NEW
+    }
+    return {names: _shape(model) for names, model in models.items() if model is not None}
 
 
 def has_flavour(model: Model, release: Release) -> bool:
