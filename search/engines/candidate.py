@@ -178,11 +178,12 @@ class Constraints(Record):
         return tuple(names.get(name, name.replace("_", "-")) for name in given)
 
     def includes(self, other: Constraints) -> bool:
-        """Return True if `other` only restricts precision and activation offload further."""
+        """Return True if `other` only restricts precision and settings of layers further."""
+        wider = {name: getattr(self, name) for name in ("tp_overlap", "cp", "recompute", "offload")}
         return (
             {*other.precision} <= {*self.precision}
-            and self.offload in (None, other.offload)
-            and replace(other, precision=self.precision, offload=self.offload) == self
+            and all(mine in (None, getattr(other, name)) for name, mine in wider.items())
+            and replace(other, precision=self.precision, **wider) == self
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autopar.arrays import F64
-from autopar.pipeline.schedules import SCHEDULES
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.price.activations import saved_parts
 from autopar.price.assessment import Target
 from autopar.price.oom_risk import kind_of
@@ -29,7 +29,12 @@ from search.engines.space import EngineContext
 from search.engines.table import engine_space
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
 from search.planning.uniform.best_first import UniformSearch, VariantResult
-from search.planning.uniform.bounds import layer_times, offload as on_host, partitions
+from search.planning.uniform.bounds import (
+    candidates,
+    layer_times,
+    offload as on_host,
+    partitions,
+)
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.cost_model import UniformCostModel
@@ -157,7 +162,8 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
     unit = found.unit(choice)
     arrangement = arrangement_of(unit, choice)
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
-    word_s, block_s = expansion.stages_s(found, unit, choice)
+    parts = partitions.partitions_of(found, unit, [choice])
+    word_s, block_s = expansion.stages_s(found, unit, choice, parts)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
     spread, most = found.balanced_stage_bound_bytes(unit, choice)
     rows, sends_s = found.rows_s(unit, choice), found.transfer_s(unit, choice)
@@ -169,10 +175,10 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
 
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
-        assert expansion.hosted_spread_bytes(unit, spread[None], most[None])[0, at] <= peak
+        alike = np.ones((1, 1))
+        assert expansion.hosted_spread_bytes(unit, spread[None], most[None], alike)[0, at] <= peak
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
-        parts = partitions.partitions_of(found, unit, [choice])
         sizes = partitions.partition_bytes(found, unit, choice, parts)[:, :-2]
         lower_s = expansion.sets_s(found, unit, choice, parts, at)[hosted]
         lower_bytes = expansion.sets_bytes(found, unit, choice, arrangement, at)[hosted]
@@ -189,7 +195,6 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         assert spread[-1] <= peak
         freed_bytes = max(0.0, float(spread[-2]) - peak) / most[-2]
         assert average_s(layer_times.partial_recompute_s(rows.again, freed_bytes)) <= step_s
-        parts = partitions.partitions_of(found, unit, [choice])
         lacking = partitions.partition_bytes(found, unit, choice, parts)[:, -2] - peak
         assert expansion.partly_recomputed_s(found, unit, choice, parts, lacking)[0] <= step_s
         # more layers of a chunk that are made again take more time and less memory
@@ -210,12 +215,17 @@ def check_room(one: Priced, uniform: UniformSearch) -> None:
     choice, risk = one.choice, uniform.target.oom_risk
     unit, step_s = uniform.prices.unit(choice), one.seconds * choice.global_batch
     capacity = MemoryBudget(0.0, risk).capacity_for(one.run, max(one.peaks))
-    openings = every_expansion(uniform).within(MemoryBudget(capacity, risk))
+    room = MemoryBudget(capacity, risk)
+    openings = every_expansion(uniform).within(room)
     degree = replace(
         choice, pp=1, vpp=1, zero=1, dp_replicate=1, recompute=NONE, offload=NONE, chunks=()
     )
     stages, seconds = openings.stages_s(unit, replace(degree, schedule="1f1b"))
     pipeline_s = float(seconds[stages.index(choice.pp)])
+    # with no other pipeline than that of the launch, the bound is no lower
+    own = every_expansion(uniform, choice.schedule, choice.vpp).within(room)
+    stages, seconds = own.stages_s(unit, replace(degree, schedule="1f1b"))
+    assert pipeline_s <= seconds[stages.index(choice.pp)] <= step_s
     staged = replace(degree, schedule="1f1b", pp=choice.pp)
     assert pipeline_s <= openings.reduced_s(unit, staged, pipeline_s) <= step_s
     pipelines = {(one.schedule, one.vpp): s for one, s in openings.pipelines_s(unit, staged)}
@@ -223,10 +233,13 @@ def check_room(one: Priced, uniform: UniformSearch) -> None:
         assert pipelines[choice.schedule, choice.vpp] <= step_s
 
 
-@lru_cache(maxsize=4)
-def every_expansion(uniform: UniformSearch) -> expansion.CandidateExpander:
-    """Return the expansion of candidates without constraints."""
-    return expansion.CandidateExpander(uniform.prices, Constraints(), MemoryBudget(0.0, 0.5))
+@lru_cache(maxsize=64)
+def every_expansion(
+    uniform: UniformSearch, schedule: Schedule | None = None, vpp: int = 1
+) -> expansion.CandidateExpander:
+    """Return the expansion of candidates with one pipeline, by default without constraints."""
+    named = Constraints(schedule=(schedule,), vpp=(vpp,)) if schedule else Constraints()
+    return expansion.CandidateExpander(uniform.prices, named, MemoryBudget(0.0, 0.5))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -437,6 +450,9 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "bytes of stages are too high": (
         cost_model.UniformCostModel, "balanced_stage_bound_bytes", lambda old: scaled(old, 1.5)
+    ),
+    "more micro-batches are live in any partition": (candidates, "spread_live",
+        lambda old: lambda *which: old(*which)._replace(levels=1.2 * old(*which).levels)
     ),
     "transfers count twice": (cost_model.UniformCostModel, "transfer_s", lambda old: scaled(old,
         2.0)),
@@ -710,6 +726,7 @@ def test_bounds_contain_the_exchange_of_warm_up_and_copies_of_tables() -> None:
         timing = found.timed(one)
         assert timing is not None
         assert timing.step is not None
-        lower_s = expansion.stages_s(found, found.unit(one), one)[0][found.words.index(NONE)]
+        parts = partitions.partitions_of(found, found.unit(one), [one])
+        lower_s = expansion.stages_s(found, found.unit(one), one, parts)[0][found.words.index(NONE)]
         shares.append(lower_s / timing.step.total_s)
     assert 0.98 < min(shares) <= max(shares) <= 1.0

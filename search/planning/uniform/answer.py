@@ -590,7 +590,7 @@ def _other_precision(
     if not allowed:
         return None
     fixed = replace(question.fixed, precision=tuple(allowed))
-    solved = space.solve(fixed, top=1, seconds=shares.following())
+    solved = space.solve(fixed, seconds=shares.following(), numbered=False)
     return solved.solutions[0] if solved.solutions else None
 
 
@@ -605,7 +605,7 @@ def _without_host(
     if best.best.choice.offload == NONE or question.fixed.offload is not None:
         return None
     fixed = replace(question.fixed, offload=(NONE,), precision=(best.best.choice.precision,))
-    solved = space.solve(fixed, top=1, seconds=shares.following())
+    solved = space.solve(fixed, seconds=shares.following(), numbered=False)
     return solved.solutions[0] if solved.solutions else None
 
 

@@ -199,6 +199,7 @@ class UniformSearch:
         oom_risk: float | None = None,
         smallest_s: float | None = LEAST_S,
         within_s: float = math.inf,
+        numbered: bool = True,
     ) -> VariantResult:
         """Return the fastest plans that fit, the best of each family of degrees.
 
@@ -214,6 +215,7 @@ class UniformSearch:
         smallest_s : CPU seconds to improve the smallest plan, without `seconds`; None: it is not
             searched
         within_s : step seconds per sequence above which plans are not searched
+        numbered : False: `UniformSearchStats.choices` is not counted
         """
         began = time.process_time()
         target = self.target
@@ -232,7 +234,10 @@ class UniformSearch:
             ),
             within_s,
         )
-        return search.solved(began, deadline, smallest_s if counts is None else None)
+        found = search.solved(began, deadline, smallest_s if counts is None else None)
+        number = search.openings.number(self.space, search.degrees) if numbered else 1
+        effort = replace(found.effort, choices=number, cpu_s=time.process_time() - began)
+        return replace(found, effort=effort)
 
 
 def solve(
@@ -681,7 +686,6 @@ class _Search:
             complete=self.complete,
             effort=UniformSearchStats(
                 degrees=len(self.degrees.seconds),
-                choices=self.openings.number(self.space, self.degrees),
                 opened=self.opened,
                 timed=self.timed,
                 counted=self.counted,

@@ -92,6 +92,7 @@ def choose(
             oom_risk=risk,
             smallest_s=None,
             within_s=fastest.sample_s * (1.0 + share),
+            numbered=False,
         )
         return solved.solutions[0] if solved.solutions and solved.complete else None
 

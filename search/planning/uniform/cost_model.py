@@ -77,7 +77,13 @@ from search.planning.uniform.bounds.layer_times import (
     degrees_of,
     rows_of,
 )
-from search.planning.uniform.bounds.live import StageRows, stage_rows
+from search.planning.uniform.bounds.live import (
+    SpreadStages,
+    StageRows,
+    spread_live,
+    spread_stages,
+    stage_rows,
+)
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
     MemoryBounds,
@@ -636,44 +642,47 @@ class UniformCostModel:
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def balanced_stage_bound_bytes(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
-        """Return the results of `many_spread_bytes` for the stages and sharding of a candidate."""
+        """Return the results of `many_spread_bytes` for the stages and sharding of a candidate.
+
+        They hold for any pipeline.
+        """
         states = np.array([self.states_of(unit, choice)])
-        found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
+        live = spread_live(choice.pp, self.micro_batches(choice))
+        found, most = self.many_spread_bytes(unit, spread_stages(states, [live]))
         return found[0], most[0]
 
-    def many_spread_bytes(self, unit: DegreeTimes, stages: I64, states: F64) -> tuple[F64, F64]:
+    def many_spread_bytes(self, unit: DegreeTimes, stages: SpreadStages) -> tuple[F64, F64]:
         """Return lower bounds of the peak stage's bytes for any layer partition, and their slopes.
 
-        Both results have shape [i, policies + 2], with the policies of `LayerBytes.rows`. The slope
-        is the largest reduction of the bound per byte that a layer does not save.
+        Both results have shape [rows, policies + 2], with the policies of `LayerBytes.rows`. The
+        slope is the largest reduction of the bound per byte of b_t.
 
-        The bound is a weighted mean over stages, which the peak stage cannot be below. Stage k of p
-        has at least p - k live micro-batches of its layers in any schedule; V-shaped schedules have
-        k + 1, which is equivalent. The n_t layers of type t have w_t bytes without activations, and
-        a_t bytes of activations per micro-batch. With weights g_k of the stages, the mean is at
-        least sum_t n_t min_k g_k (w_t + (p - k) a_t).
-
-        stages : numbers of stages, shape [i]
-        states : results of `states_of`, shape [i, 4]
+        The bound is a weighted mean over stages, which the peak stage cannot be below. Stage k has
+        at least l_k live micro-batches in the mean over its layers, and r l_k to s l_k of any one.
+        The n_t layers of type t have w_t bytes without activations, and a_t bytes of activations
+        per micro-batch. With a = a_u of any type u, let b_t = a + r (a_t - a)+ - s (a - a_t)+. The
+        activations of a stage are at least l_k times the sum of b_t over its layers. With weights
+        g_k of the stages, the mean is at least sum_t n_t min_k g_k (w_t + l_k b_t).
         """
         sizes, number = unit.bounds.sizes, unit.number
-        saved, count = sizes.rows, number.sum()
-        own = sizes.without_activations(states.T[:, :, None])  # [i, kind]
+        count = number.sum()
+        own = sizes.without_activations(stages.states.T[:, :, None])  # [row, kind]
+        saved = sizes.rows[None]
+        if len(number) > 1:
+            saved = _even_saved(saved, int(number.argmax()), stages)
         mean_own = (own @ number / count)[:, None]
-        mean_saved = saved @ number / count
-        # the share (w + l a) / (mean w + l mean a) of a layer is monotone in its live micro-batches
+        mean_saved = np.maximum(0.0, saved @ number / count)
+        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, :, None] * stages.levels[:, None])
+        whole = np.matmul(shares, stages.times[:, :, None])[:, :, 0]
+        # the share (w + l b) / (mean w + l mean b) of a layer is monotone in its live micro-batches
         # l, so its minimum is at an end of the range
-        pp = stages[:, None].astype(np.float64)
-        live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
-        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
-        whole = np.where(live <= pp[:, :, None], shares, 0.0).sum(axis=2)
         first, last = (
             (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
-            for some in (pp, np.ones_like(pp))
+            for some in (stages.last, stages.first)
         )
         found = np.minimum(first, last) @ number / whole
-        # max of g_i l_i: l / (mean w + l mean a) is largest for the most live micro-batches
-        most = pp / (mean_own + pp * mean_saved) / whole
+        # max of g_k l_k: l / (mean w + l mean b) is largest for the most live micro-batches
+        most = stages.last / (mean_own + stages.last * mean_saved) / whole
         return found * _ROUNDING, most
 
     # ----------------------------------------------------------------------------------------------
@@ -719,6 +728,17 @@ class UniformCostModel:
         if self.job.attended is not None:
             job = replace(job, attended=self.job.attended)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
+
+
+def _even_saved(saved: F64, usual: int, stages: SpreadStages) -> F64:
+    """Return the b_t of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2, types].
+
+    saved : bytes of saved activations, shape [1, policies + 2, types]
+    usual : index of the type with the most layers
+    """
+    more = saved - saved[:, :, usual : usual + 1]
+    ratio = np.where(more > 0, stages.least[:, :, None], stages.most[:, :, None])
+    return np.asarray(saved - more + ratio * more)
 
 
 def _step_words(recompute: str) -> Recomputation:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
-from operator import itemgetter
 from typing import cast
 
 import numpy as np
@@ -26,18 +25,22 @@ from search.planning.uniform.bounds.candidates import (
     OPEN,
     ActivationPolicies,
     ActivationPolicy,
+    PipelineClass,
     PolicyBytes,
     StageCandidate,
     StageCandidates,
+    pipeline_classes,
 )
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     arrangement_of,
     partial_recompute_s,
 )
+from search.planning.uniform.bounds.live import spread_stages
 from search.planning.uniform.bounds.offload import (
     hosted_spread_bytes,
     least_hosted_bytes,
+    least_offloaded_bytes,
     offload_model_time_s,
     offload_time_s,
     sets_bytes,
@@ -96,9 +99,10 @@ class CandidateExpander:
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
-        self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self._classes: dict[tuple[int, int], tuple[PipelineClass, ...]] = {}
         self._tables: dict[object, StageCandidates] = {}
         self._stagings: dict[object, StageCandidate] = {}
+        self._spread: dict[object, tuple[F64, F64, F64]] = {}
         self._sizes: dict[object, PolicyBytes] = {}
         self._layouts: dict[object, tuple[Candidate, ...]] = {}
         self._known_partitions: dict[object, tuple[Layout, ...]] = {}
@@ -143,6 +147,8 @@ class CandidateExpander:
     def zeros(self, choice: Candidate) -> tuple[int, ...]:
         """Return the allowed ZeRO stages."""
         zeros = self._zeros(choice, choice.pp)
+        if self.fixed.dp_replicate is None:
+            return zeros
         return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
     def _zeros(self, choice: Candidate, pp: int) -> tuple[int, ...]:
@@ -199,18 +205,13 @@ class CandidateExpander:
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
-    def extremes(self, choice: Candidate) -> tuple[Pipeline, ...]:
-        """Return the pipelines with 1 or 2 chunks (else the first), and with the most chunks.
-
-        They suffice for lower bounds: sends are shortest with few chunks, bubbles with many.
-        """
+    def classes(self, choice: Candidate) -> tuple[PipelineClass, ...]:
+        """Return the pipelines of a candidate's number of stages, in classes with common bounds."""
         key = (choice.pp, self.prices.micro_batches(choice))
-        if key not in self._extremes:
-            best = self._best(choice)
-            few = [one for one in best if one[1] <= 2] or [*best[:1]]
-            most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
-            self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
-        return self._extremes[key]
+        if key not in self._classes:
+            layers = self.job.model.num_layers
+            self._classes[key] = tuple(pipeline_classes(self._best(choice), layers, *key))
+        return self._classes[key]
 
     def _best(self, choice: Candidate) -> tuple[Pipeline, ...]:
         """Return the legal pipelines of a candidate that are not dominated by another schedule."""
@@ -280,8 +281,9 @@ class CandidateExpander:
 
     def sharded(self, choice: Candidate, zero: int) -> Candidate:
         """Return the candidate with a ZeRO stage and the fewest HSDP replicas allowed."""
-        one = replace(choice, zero=zero)
-        return replace(one, dp_replicate=self.copies(one)[0])
+        fewest = self.fixed.dp_replicate
+        one = replace(choice, zero=zero, dp_replicate=1)
+        return one if fewest is None else replace(one, dp_replicate=self.copies(one)[0])
 
     def blocks(self, longest: int) -> list[int]:
         """Return the allowed N of `block N` below the number of layers of the longest chunk."""
@@ -425,14 +427,21 @@ class CandidateExpander:
         return self._tables[key]
 
     def _table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
-        inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
         # rules on stages and ZeRO stages may read kind and dispatcher
-        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision,
-               degree.cp_kind, degree.dispatcher)  # fmt: skip
-        staging = self._stagings.get(key)
-        if staging is None:
-            staging = self._stagings[key] = self._staging_of(unit, degree)
-        sizes, most = self.prices.many_spread_bytes(unit, staging.pp, staging.states)
+        key = (degree.tp, degree.cp, degree.ep, degree.etp, degree.micro_batch, degree.global_batch,
+               degree.precision, degree.cp_kind, degree.dispatcher)  # fmt: skip
+        if key not in self._stagings:
+            self._stagings[key] = self._staging_of(unit, degree)
+        staging = self._stagings[key]
+        # overlap of experts changes no memory
+        of_memory = (unit.bounds, *key)
+        if of_memory not in self._spread:
+            sizes, most = self.prices.many_spread_bytes(unit, staging.spread)
+            hosted = sizes[:, :-2]
+            if self.hosted.any():
+                hosted = hosted_spread_bytes(unit, sizes, most, staging.spread.most)
+            self._spread[of_memory] = sizes, most, hosted
+        sizes, most, hosted = self._spread[of_memory]
         plain = self.prices.rows_s(unit, replace(degree, zero=0))
         rows = [
             self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
@@ -444,43 +453,47 @@ class CandidateExpander:
             staging=staging,
             bytes=sizes,
             freed=most,
-            hosted=hosted_spread_bytes(unit, sizes, most) if self.hosted.any() else sizes[:, :-2],
+            hosted=hosted,
             rows=tuple(rows),
-            whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
-            layer_s=np.array([one.layer_s for one in rows]).reshape(sizes.shape),
-            again=np.array([one.again for one in rows]).reshape(-1, 4),
+            whole_s=np.array([one.whole_s for one in rows])[staging.of],
+            layer_s=np.array([one.layer_s for one in rows])[staging.of],
+            again=np.array([one.again for one in rows])[staging.of],
         )
 
     def _staging_of(self, unit: DegreeTimes, degree: Candidate) -> StageCandidate:
-        staged = [(one, self.extremes(one)) for one in self.stages(degree)]
-        staged = [(one, pipelines) for one, pipelines in staged if pipelines]
+        prices = self.prices
+        staged = [(one, self.classes(one)) for one in self.stages(degree)]
+        staged = [(one, classes) for one, classes in staged if classes]
         shardings = [
             (at, self.sharded(one, zero))
             for at, (one, _) in enumerate(staged)
             for zero in self.zeros(one)
         ]
-        prices = self.prices
-        at = np.array([at for at, _ in shardings], dtype=np.int64)
-        pp = np.array([one.pp for _, one in shardings], dtype=np.int64)
-        bubbles = [
-            min(0.0 if SCHEDULES[name].splits else 1.0 / vpp for name, vpp in pipelines)
-            for _, pipelines in staged
-        ]
         sends = [
-            min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
-            for one, pipelines in staged
+            [prices.transfer_s(unit, replace(one, vpp=each.fewest)) for each in classes]
+            for one, classes in staged
         ]
+        rows = [
+            (at, of, each, sent)
+            for of, (at, _) in enumerate(shardings)
+            for each, sent in zip(staged[at][1], sends[at], strict=True)
+        ]
+        of = np.array([of for _, of, _, _ in rows], dtype=np.int64)
+        numbers = [(one.pp, prices.micro_batches(one)) for _, one in shardings]
+        pp, micro_batches = np.array(numbers, dtype=np.int64).reshape(-1, 2)[of].T
+        states = np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 4)
         return StageCandidate(
             stages=tuple(one.pp for one, _ in staged),
             shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
             zeros=tuple(one.zero for _, one in shardings),
-            at=at,
+            at=np.array([at for at, _, _, _ in rows], dtype=np.int64),
+            of=of,
             pp=pp,
-            micro_batches=np.array([prices.micro_batches(one) for _, one in shardings]),
-            layers=-(-self.job.model.num_layers // pp),
-            bubbles=np.array(bubbles)[at],
-            sends_s=np.array(sends)[at],
-            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 4),
+            micro_batches=micro_batches,
+            layers=np.array([each.layers for _, _, each, _ in rows], dtype=np.int64),
+            bubbles=np.array([each.bubble for _, _, each, _ in rows]),
+            sends_s=np.array([sent for _, _, _, sent in rows]),
+            spread=spread_stages(states[of], [each.live for _, _, each, _ in rows]),
         )
 
     def least_whole_s(
@@ -488,16 +501,19 @@ class CandidateExpander:
     ) -> tuple[F64, F64]:
         """Return lower bounds of seconds per micro-batch for activation policies that fit.
 
-        They are those of the whole model and of its longest stage, one per sharding; infinite if no
+        They are those of the whole model and of its longest stage, one per row; infinite if no
         policy fits.
         """
-        limits, room = self._rooms_of(degree, table.staging)
+        staging = table.staging
+        limits, room = (each[staging.of] for each in self._rooms_of(degree, staging))
         fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         layer = np.where(fits, table.layer_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
-            partly = partial_recompute_s(table.again, lacking / table.freed[:, -2])
+            # more micro-batches than in the mean may be live of recomputed layers
+            slope = table.freed[:, -2] * staging.spread.most[:, 0]
+            partly = partial_recompute_s(table.again, lacking / slope)
             free = table.bytes[:, -1] <= room
             found = np.where(free, np.minimum(found, partly), found)
             layer = np.where(free, table.layer_s[:, -2], layer)
@@ -507,16 +523,20 @@ class CandidateExpander:
             may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
             some = np.flatnonzero(may.any(axis=1))
             if len(some):
-                freed = np.maximum(0.0, table.bytes[some, :-2] - most[some])
-                freed /= table.freed[some, :-2]
-                rows = [table.rows[at] for at in some]
+                freed = least_offloaded_bytes(
+                    unit,
+                    np.maximum(0.0, table.bytes[some, :-2] - most[some]),
+                    table.freed[some, :-2],
+                    staging.spread.most[some],
+                )
+                rows = [table.rows[at] for at in staging.of[some]]
                 hosted = np.where(
                     may[some], offload_model_time_s(self.prices, unit, rows, freed), np.inf
                 )
                 found[some] = np.minimum(found[some], hosted.min(axis=1))
                 layer_s = np.where(may, table.layer_s[:, :-2], np.inf)
                 layer = np.minimum(layer, layer_s.min(axis=1))
-        return found, np.maximum(found / table.staging.pp, table.staging.layers * layer)
+        return found, np.maximum(found / staging.pp, staging.layers * layer)
 
     def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64]:
         """Return numbers of stages, and lower bounds of pipeline seconds; infinite if none fits."""
@@ -584,12 +604,11 @@ class CandidateExpander:
     def fits(self, unit: DegreeTimes, choice: Candidate) -> bool:
         """Return True if a layout with its recomputation may fit without activation offload."""
         sizes = self.sizes(unit, choice)
-        words, blocks = sizes.words, sizes.blocks
         limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
             at = self.prices.words.index(choice.recompute)
-            return bool(words[at] <= limits[at])
-        return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
+            return bool(sizes.words[at] <= limits[at])
+        return bool(sizes.blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
     def sizes(self, unit: DegreeTimes, choice: Candidate) -> PolicyBytes:
         """Return lower bounds of the peak stage's memory, bytes, one per recomputation policy."""
@@ -620,21 +639,28 @@ class CandidateExpander:
             none = np.zeros(0, dtype=np.int64)
             return ActivationPolicies(np.zeros(0), none, none)
         hosted = np.full(len(may), np.inf)
+        parts = self._parts(unit, choice)
         if lacks.any():
-            parts = partitions_of(self.prices, unit, [choice])
             words = partition_bytes(self.prices, unit, choice, parts)[:, :-2]
             found = offload_time_s(self.prices, unit, choice, parts, words, most)[:, 0]
             hosted[lacks] = found[lacks] / choice.global_batch
         if sizes.seconds is None:
-            of_words, of_blocks = stages_s(self.prices, unit, choice)
+            of_words, of_blocks = stages_s(self.prices, unit, choice, parts)
             sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
         return self._ordered(may, free, *sizes.seconds, hosted)
+
+    def _parts(self, unit: DegreeTimes, choice: Candidate) -> Partitions:
+        """Return a layout, without recomputation and offload, as the only one of `Partitions`."""
+        sizes = self.sizes(unit, choice)
+        if sizes.parts is None:
+            sizes.parts = partitions_of(self.prices, unit, [choice])
+        return sizes.parts
 
     def _hosted_bytes(self, unit: DegreeTimes, choice: Candidate) -> F64:
         """Return lower bounds of the peak stage's bytes by policy, for any offload set."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
-            parts = partitions_of(self.prices, unit, [choice])
+            parts = self._parts(unit, choice)
             words = partition_bytes(self.prices, unit, choice, parts)[:, :-2]
             sizes.hosted = least_hosted_bytes(unit, parts, words)[0]
         return sizes.hosted
@@ -703,7 +729,7 @@ class CandidateExpander:
         sizes, freed = self.prices.balanced_stage_bound_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
-            hosted = hosted_spread_bytes(unit, sizes[None], freed[None])[0]
+            hosted = hosted_spread_bytes(unit, sizes[None], freed[None], np.ones((1, 1)))[0]
             least = min(least, float(hosted[self.hosted].min()))
         return least
 
@@ -727,7 +753,7 @@ class CandidateExpander:
         """
         at = self.prices.words.index(recompute)
         sizes, most = self._sets_bytes(unit, choice, at)
-        parts = partitions_of(self.prices, unit, [choice])
+        parts = self._parts(unit, choice)
         may = self.sets & (sizes <= most)
         for word in full:
             may[self.prices.hosted.words.index(word)] = False

@@ -110,7 +110,9 @@ def balanced_sizes(
     around = [0.0] * stages
     around[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
     around[0 if SCHEDULES[schedule].v_shaped else -1] += last_s
-    counts = equal_layer_counts(around, usual, len(layer_s), [chunks] * stages)
+    counts = _counts(tuple(around), usual, len(layer_s), 1)
+    if min(counts) < chunks:
+        counts = _counts(tuple(around), usual, len(layer_s), chunks)
     if max(counts) % chunks:
         return None
     sizes = [0] * parts
@@ -118,6 +120,12 @@ def balanced_sizes(
         for chunk, size in enumerate(spread_count(schedule, stage, count, chunks)):
             sizes[part_of(schedule, stage, chunk, stages)] = size
     return sizes
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _counts(around_s: tuple[float, ...], each_s: float, number: int, least: int) -> list[int]:
+    """Return `equal_layer_counts` with at least `least` layers per stage."""
+    return equal_layer_counts(around_s, each_s, number, [least] * len(around_s))
 
 
 # --------------------------------------------------------------------------------------------------

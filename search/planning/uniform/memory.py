@@ -121,6 +121,10 @@ class OffloadedBytes(NamedTuple):
     """Bytes of the tensors, shape [policies, modules, layer types]."""
     blocks: F64
     """Bytes of the device blocks of these tensors, shape [policies, modules, layer types]."""
+    leaves: F64
+    """`blocks` of all modules, shape [policies, layer types]."""
+    padding: float
+    """Largest ratio of block bytes to tensor bytes of any module, at least 1."""
 
 
 class StageBytes(NamedTuple):
@@ -172,8 +176,6 @@ class LayerBytes(Record, eq=False):
     frozen: F64
     frozen_experts: F64
     """Bytes of unsharded frozen weights, dense and of experts, shape [layer types]."""
-    again: float
-    """Lower bound of the bytes that the backward of a fully recomputed layer allocates."""
 
     def without_activations(self, states: StateBytes | F64) -> F64:
         """Return the bytes of one layer without its activations, by layer type.
@@ -204,7 +206,6 @@ class _Layer(NamedTuple):
     experts: float
     frozen: float
     frozen_experts: float
-    again: float
 
 
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
@@ -274,7 +275,6 @@ class MemoryBounds:
             experts=np.array([one.experts for one in every]),
             frozen=np.array([one.frozen for one in every]),
             frozen_experts=np.array([one.frozen_experts for one in every]),
-            again=min(one.again for one in every),
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
@@ -292,7 +292,6 @@ class MemoryBounds:
             experts=of_experts,
             frozen=frozen,
             frozen_experts=frozen_experts,
-            again=0.0 if self._torch else self._again(number),
         )
         self._known[key] = found
         return found
@@ -303,8 +302,27 @@ class MemoryBounds:
         sharding = (split.ep, split.etp, self._run.runtime.experts.dispatcher)
         return (_parts(at), *(sharding if _is_mixture(at) else ()))
 
+    def _of_activations(self, at: RankLayer) -> tuple[object, ...]:
+        """Return what decides the saved activations of a layer, as `_of_experts` does.
+
+        Without adapters, they depend on the expert ranks only by the balance of experts between
+        them: that of one rank, of ranks with one expert each, or of others.
+        """
+        split, experts = self._run.split, at.layer.experts
+        if experts is None:
+            return (_parts(at),)
+        few = self._run.runtime.adapters is None
+        balance = (split.ep == 1, split.ep == experts.number) if few else split.ep
+        return (_parts(at), balance, split.etp, self._run.runtime.experts.dispatcher)
+
     def _by_word(self, at: RankLayer) -> F64:
         """Return saved activation bytes of a layer by policy, shape [policies + 2]."""
+        key = ("saved", *self._of_activations(at))
+        if key not in self._known:
+            self._known[key] = self._saved_by_word(at)
+        return cast(F64, self._known[key])
+
+    def _saved_by_word(self, at: RankLayer) -> F64:
         plain, full = (self._saved(word, at) for word in (NONE, FULL))
         alone = [self._less(plain, name, at) for name in self._words.names]
         found = np.append(plain - self._words.sums(alone), (plain, full))
@@ -363,11 +381,20 @@ class MemoryBounds:
         attention = self._run.model.first_attention
         return attention is not None and attention.latent is not None
 
-    def _again(self, number: int) -> float:
-        """Return the net bytes that the backward of a fully recomputed layer allocates."""
+    @cached_property
+    def _again(self) -> float:
+        """Lower bound of the net bytes that the backward of a fully recomputed layer allocates."""
+        if self._torch:
+            return 0.0
         own = replace(self._run, strategy=recomputing(self._run.strategy, "full"))
-        made, freed = backward_bytes(own, Chunk(False, (number,), 0, False))
-        return float(made - freed)
+        found = []
+        for kind, number in self._layer_of.items():
+            key = ("again", *self._of_experts(self._layers[kind]))
+            if key not in self._known:
+                made, freed = backward_bytes(own, Chunk(False, (number,), 0, False))
+                self._known[key] = float(made - freed)
+            found.append(cast(float, self._known[key]))
+        return min(found)
 
     # ----------------------------------------------------------------------------------------------
     # Activation offload
@@ -375,15 +402,24 @@ class MemoryBounds:
     @cached_property
     def offloaded_activation_bytes(self) -> OffloadedBytes:
         """Offloaded bytes per layer and micro-batch, by policy, module and layer type."""
-        of = {_parts(at): self._gone(at) for at in reversed(self._layers)}
-        copied, blocks = (
-            np.stack([of[_parts(at)][place] for at in self._layers], axis=-1) for place in (0, 1)
-        )
-        return OffloadedBytes(copied, blocks)
+        key = ("offloaded", *map(self._of_activations, self._layers))
+        if key not in self._known:
+            copied, blocks = (
+                np.stack(every, axis=-1)
+                for every in zip(*map(self._gone, self._layers), strict=True)
+            )
+            some = copied > 0
+            self._known[key] = OffloadedBytes(
+                copied=copied,
+                blocks=blocks,
+                leaves=blocks.sum(axis=1),
+                padding=float((blocks[some] / copied[some]).max(initial=1.0)),
+            )
+        return cast(OffloadedBytes, self._known[key])
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
         """Return offloaded tensor and block bytes of a layer, each of shape [policies, modules]."""
-        key = ("gone", *self._of_experts(at))
+        key = ("gone", *self._of_activations(at))
         if key in self._known:
             return cast(tuple[F64, F64], self._known[key])
         plain = self._leaves(NONE, at)
@@ -421,19 +457,6 @@ class MemoryBounds:
             place = names.index(module)
             found[:, place] += size, recycled_bytes(size, expandable=expandable)
         return found
-
-    @cached_property
-    def leaves(self) -> F64:
-        """Device bytes freed per layer by offload of all modules, shape [policies, layer types]."""
-        found: F64 = self.offloaded_activation_bytes.blocks.sum(axis=1)
-        return found
-
-    @cached_property
-    def padding(self) -> float:
-        """Largest ratio of freed block bytes to copied tensor bytes of any module, at least 1."""
-        gone = self.offloaded_activation_bytes
-        some = gone.copied > 0
-        return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
 
     @cached_property
     def least_backward_bytes(self) -> F64:
@@ -526,7 +549,7 @@ class MemoryBounds:
         """
         for ends in {*rows.ends} - self._known_ends.keys():
             forward = self._forward_bytes(ends.forward, ends.head)
-            more = max(0.0, self.sizes.again - forward) if self._backward_is_first(ends) else 0.0
+            more = max(0.0, self._again - forward) if self._backward_is_first(ends) else 0.0
             self._known_ends[ends] = (
                 self._fixed_bytes(ends) + forward,
                 0.0 if self._torch else self._gathered(ends.final),

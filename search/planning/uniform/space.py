@@ -222,9 +222,11 @@ class UniformSearchSpace:
             precision=fixed.precision,
             offload=fixed.offload,
         )
-        if broad not in self._degrees:
-            self._degrees[broad] = self._every(broad)
-        found = self._degrees[broad]
+        # bounds with more precisions and offload sets hold, too
+        wider = (degrees for known, degrees in self._degrees.items() if known.includes(broad))
+        found = next(wider, None)
+        if found is None:
+            found = self._degrees[broad] = self._every(broad)
         left = ways[found.way] & laid[found.laid]
         return DegreeArrays._make(column[left] for column in found)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from search.engines.candidate import NONE
 from search.planning.uniform.bounds.layer_times import MicroBatchTimes
+from search.planning.uniform.bounds.live import SpreadLive, SpreadStages, spread_live
+
+if TYPE_CHECKING:
+    from search.planning.uniform.bounds.partitions import Partitions
 
 DEVICE, OPEN = -1, -2
 """Values in `ActivationPolicies.sets`: no activation offload; any offload set, not yet expanded."""
@@ -64,14 +70,63 @@ class PolicyBytes:
 
     def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
         self.words, self.blocks, self.numbers = words, blocks, numbers
+        self.parts: Partitions | None = None
+        """The layout as the only one of `Partitions`; None until requested."""
         self.hosted: F64 | None = None
         """Bytes by policy, for any activation offload; None until requested."""
         self.seconds: tuple[F64, F64] | None = None
         """Lower bounds of step seconds per sequence, by policy and by N; None until requested."""
 
 
+class PipelineClass(NamedTuple):
+    """Pipelines of one number of stages that share lower bounds."""
+
+    fewest: int
+    """Smallest number of chunks per stage, with the shortest sends."""
+    layers: int
+    """Number of layers of the longest stage at least."""
+    bubble: float
+    """Lower bound of the part of each other stage that adds to the longest.
+
+    The bubble is shortest with the most chunks, and it may be 0 if weight gradients are deferred.
+    """
+    live: SpreadLive
+
+
+def pipeline_classes(
+    pipelines: Sequence[tuple[Schedule, int]], layers: int, stages: int, micro_batches: int
+) -> Iterator[PipelineClass]:
+    """Yield classes of pipelines, by similar numbers of chunks and by length of the longest stage.
+
+    pipelines : (schedule, chunks per stage)
+    layers : number of layers of the model
+    """
+    mean = -(-layers // stages)
+    classes: dict[tuple[bool, bool, int], list[tuple[int, tuple[Schedule, int]]]] = {}
+    for schedule, vpp in pipelines:
+        # some stage has a multiple of its chunks; both of two may be a layer shorter
+        longest = max(mean, -(-mean // vpp) * vpp - (stages == 2))
+        longer = longest > mean
+        few = 0 if longer else sum(vpp > most for most in (1, 2, 4))
+        like = SCHEDULES[schedule].splits, longer, few
+        classes.setdefault(like, []).append((longest, (schedule, vpp)))
+    for (splits, longer, _), some in classes.items():
+        alike = tuple(pipeline for _, pipeline in some)
+        chunks = [vpp for _, vpp in alike]
+        yield PipelineClass(
+            fewest=min(chunks),
+            layers=min(longest for longest, _ in some),
+            bubble=0.0 if splits else 1.0 / max(chunks),
+            # a longer stage is slow, so that its memory seldom decides
+            live=spread_live(stages, micro_batches, () if longer else alike),
+        )
+
+
 class StageCandidate(NamedTuple):
-    """Numbers of stages and shardings of model states, for one set of degrees."""
+    """Numbers of stages, shardings of model states and pipelines, for one set of degrees.
+
+    A row is a combination of all three.
+    """
 
     stages: tuple[int, ...]
     shardings: tuple[tuple[int, int, int], ...]
@@ -79,21 +134,19 @@ class StageCandidate(NamedTuple):
     zeros: tuple[int, ...]
     """ZeRO stage of every combination."""
     at: I64
-    """Index into `stages`, shape [shardings]."""
+    """Index into `stages`, shape [rows]."""
+    of: I64
+    """Index into `shardings`, shape [rows]."""
     pp: I64
     micro_batches: I64
-    """Numbers of stages and of micro-batches, shape [shardings]."""
+    """Numbers of stages and of micro-batches, shape [rows]."""
     layers: I64
-    """Number of layers of the longest stage at least, shape [shardings]."""
+    """`PipelineClass.layers`, shape [rows]."""
     bubbles: F64
-    """Lower bounds of the part of each other stage that adds to the longest, shape [shardings].
-
-    The bubble is shortest with the most chunks, and it may be 0 if weight gradients are deferred.
-    """
+    """`PipelineClass.bubble`, shape [rows]."""
     sends_s: F64
-    """Lower bounds of `UniformCostModel.transfer_s`, shape [shardings]."""
-    states: F64
-    """Results of `UniformCostModel.states_of`, shape [shardings, 4]."""
+    """Lower bounds of `UniformCostModel.transfer_s`, shape [rows]."""
+    spread: SpreadStages
 
 
 class StageCandidates(NamedTuple):
@@ -102,14 +155,14 @@ class StageCandidates(NamedTuple):
     staging: StageCandidate
     bytes: F64
     freed: F64
-    """Results of `UniformCostModel.many_spread_bytes`, shape [shardings, policies + 2]."""
+    """Results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2]."""
     hosted: F64
-    """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
+    """Lower bounds of bytes for any activation offload, shape [rows, policies]."""
     rows: tuple[MicroBatchTimes, ...]
     """Micro-batch times of each sharding."""
     whole_s: F64
     layer_s: F64
     again: F64
-    """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each sharding.
+    """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each row.
 
-    Shapes [shardings, policies + 2], twice, and [shardings, 4]."""
+    Shapes [rows, policies + 2], twice, and [rows, 4]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,6 +66,99 @@ def live_forwards(
     places = np.arange(chunks) * group
     live = groups * group + np.clip(rest - places, 0, group)
     return LiveMicroBatches(live.astype(np.float64), (number - 1) % (group * chunks) // group)
+
+
+class SpreadLive(NamedTuple):
+    """Lower bounds of the live micro-batches of stages, for any layer partition."""
+
+    levels: F64
+    """Live micro-batches in the mean over the layers of a stage, shape [levels].
+
+    They are in ascending order; levels without a stage repeat the last one."""
+    times: F64
+    """Number of stages by level, shape [levels]."""
+    least: float
+    most: float
+    """Smallest and largest ratio of the live micro-batches of a layer to the level of its stage."""
+
+
+_LEVELS = 16
+"""Levels of `SpreadLive`; of more stages, several share the smallest of their levels."""
+
+
+@lru_cache(maxsize=1 << 14)
+def spread_live(
+    stages: int, micro_batches: int, pipelines: tuple[tuple[Schedule, int], ...] = ()
+) -> SpreadLive:
+    """Return the live micro-batches that all layer partitions of some pipelines have at least.
+
+    The v chunks of a stage have q or q + 1 layers, q >= 1 (`search.planning.uniform.layout`). They
+    have l_1 <= l_2 <= ... live micro-batches, L in sum. If r chunks are longer, the mean over
+    layers is at least (q L + l_1 + ... + l_r) / (q v + r). It is smallest for q = 1. Stage k of p
+    has at least p - k in any pipeline.
+
+    pipelines : (schedule, chunks per stage); empty for any.
+    """
+    means, ends = [], []
+    for schedule, chunks in pipelines:
+        live = np.sort(
+            [
+                live_forwards(
+                    stage,
+                    schedule=schedule,
+                    stages=stages,
+                    chunks=chunks,
+                    micro_batches=micro_batches,
+                ).chunks
+                for stage in range(stages)
+            ],
+            axis=1,
+        )
+        longer = np.cumsum(live, axis=1) - live + live.sum(axis=1, keepdims=True)
+        means.append((longer / (chunks + np.arange(chunks))).min(axis=1))
+        ends.append((live[:, 0], live[:, -1]))
+    mean = np.min(means, axis=0) if pipelines else np.arange(stages, 0, -1.0)
+    order = np.argsort(mean)
+    alike = np.array_split(order, min(stages, _LEVELS))
+    levels, times = (np.array([of(mean[one]) for one in alike], float) for of in (np.min, len))
+    ratios = np.array(ends or [(mean, mean)])[:, :, order] / np.repeat(levels, times.astype(int))
+    further = (0, _LEVELS - len(levels))
+    return SpreadLive(
+        levels=np.pad(levels, further, mode="edge"),
+        times=np.pad(times, further),
+        least=float(ratios[:, 0].min()),
+        most=float(ratios[:, 1].max()),
+    )
+
+
+class SpreadStages(NamedTuple):
+    """Stages with shardings of model states, whose memory is bounded for any layer partition."""
+
+    states: F64
+    """Results of `UniformCostModel.states_of`, shape [rows, 4]."""
+    levels: F64
+    times: F64
+    """`SpreadLive.levels` and `times`, shape [rows, levels]."""
+    first: F64
+    last: F64
+    """Smallest and largest of the levels, shape [rows, 1]."""
+    least: F64
+    most: F64
+    """`SpreadLive.least` and `most`, shape [rows, 1]."""
+
+
+def spread_stages(states: F64, live: Sequence[SpreadLive]) -> SpreadStages:
+    """Return stages and shardings as arrays; states, live : values by row."""
+    levels = np.array([one.levels for one in live]).reshape(-1, _LEVELS)
+    return SpreadStages(
+        states=states,
+        levels=levels,
+        times=np.array([one.times for one in live]).reshape(-1, _LEVELS),
+        first=levels[:, :1],
+        last=levels[:, -1:],
+        least=np.array([one.least for one in live]).reshape(-1, 1),
+        most=np.array([one.most for one in live]).reshape(-1, 1),
+    )
 
 
 class StageEnds(NamedTuple):

@@ -35,15 +35,15 @@ def offload_model_time_s(
 ) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
-    The result has shape [shardings, policies].
+    The result has shape [rows, policies].
 
-    rows : micro-batch times, one per sharding of model states
-    freed_bytes : device bytes freed per micro-batch, shape [shardings, policies]; at most those
-        that modules can offload
+    rows : micro-batch times, one per row
+    freed_bytes : device bytes freed per micro-batch, shape [rows, policies]; at most those that
+        modules can offload
     """
     number = unit.number
     forward = unit.forward_s @ number
-    copied = freed_bytes / unit.bounds.padding
+    copied = freed_bytes / unit.bounds.offloaded_activation_bytes.padding
     seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
     device = np.array([one.device_of_all_s[:-2] for one in rows])
     more = np.array([one.more for one in rows])
@@ -80,7 +80,7 @@ def offload_time_s(
     """
     stages, sharded = parts.stages, prices.rows_s(unit, choice)
     lacking = np.maximum(0.0, sizes.T - limit_bytes[:, None])
-    copied = lacking / (stages.most * unit.bounds.padding)
+    copied = lacking / (stages.most * unit.bounds.offloaded_activation_bytes.padding)
     # the exposed exchange of tokens also hides copies, in the forward or in the backward
     forward, more = stages.layers @ unit.forward_s, exposed_s(unit, parts)
     backward = unit.device_s[:-2] @ stages.layers.T - forward
@@ -90,13 +90,43 @@ def offload_time_s(
     return pipeline_s(prices, unit, choice, parts, device, host)
 
 
-def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
+def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64, most: F64) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any layers and offload set.
 
-    sizes, freed : results of `UniformCostModel.many_spread_bytes`, shape [i, policies + 2].
+    sizes, freed : results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2].
+    most : `SpreadStages.most`
     """
-    found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
+    share, more = _share_of_others(unit, most)
+    gone = share * (unit.bounds.offloaded_activation_bytes.leaves @ unit.number) + more
+    found: F64 = sizes[:, :-2] - freed[:, :-2] * gone
     return found
+
+
+def least_offloaded_bytes(unit: DegreeTimes, lacking: F64, freed: F64, most: F64) -> F64:
+    """Return lower bounds of the bytes per micro-batch to offload, shape [rows, policies].
+
+    lacking : bytes that `hosted_spread_bytes` must be lower than without offload
+    freed, most : as in `hosted_spread_bytes`, for the policies alone
+    """
+    share, more = _share_of_others(unit, most)
+    found: F64 = np.maximum(0.0, lacking / freed - more) / share
+    return found
+
+
+def _share_of_others(unit: DegreeTimes, most: F64) -> tuple[F64, F64]:
+    """Return (f, e), with which offload of F bytes in all layers frees at most f F + e bytes b_t.
+
+    Shapes [rows, 1] and [rows, policies]. With the b_t of `UniformCostModel.many_spread_bytes`, and
+    c_t bytes offloaded by each of n_t layers, b_u decreases by c_u, and the other b_t by at most
+    c_u + s c_t. With one layer type, or s = 1, f is 1 and e is 0.
+    """
+    number, leaves = unit.number, unit.bounds.offloaded_activation_bytes.leaves
+    if len(number) == 1:
+        return np.ones((1, 1)), np.zeros((1, 1))
+    usual = int(number.argmax())
+    share = np.where(most == 1.0, 1.0, number.sum() / number[usual])
+    of_others = leaves @ number - leaves[:, usual] * number[usual]
+    return share, np.maximum(0.0, most - share) * of_others
 
 
 def least_hosted_bytes(unit: DegreeTimes, parts: Partitions, sizes: F64) -> F64:
@@ -106,7 +136,9 @@ def least_hosted_bytes(unit: DegreeTimes, parts: Partitions, sizes: F64) -> F64:
 
     sizes : bytes of every stage without offload, shape [stages, policies]
     """
-    return peaks_of(parts, sizes - parts.stages.live @ unit.bounds.leaves.T)
+    return peaks_of(
+        parts, sizes - parts.stages.live @ unit.bounds.offloaded_activation_bytes.leaves.T
+    )
 
 
 def sets_s(

@@ -149,7 +149,7 @@ def pipeline_s(
 def spread_pipeline_s(
     prices: UniformCostModel, staging: StageCandidate, whole_s: F64, longest_s: F64
 ) -> F64:
-    """Return lower bounds of pipeline seconds for any layer partition, by sharding.
+    """Return lower bounds of pipeline seconds for any layer partition, by row.
 
     whole_s, longest_s : micro-batch seconds of the whole model and of its longest stage
     """
@@ -204,10 +204,15 @@ def partly_recomputed_s(
     return found
 
 
-def stages_s(prices: UniformCostModel, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
-    """Return lower bounds of step seconds, by recomputation policy and by N of `block N`."""
+def stages_s(
+    prices: UniformCostModel, unit: DegreeTimes, choice: Candidate, parts: Partitions
+) -> tuple[F64, F64]:
+    """Return lower bounds of step seconds, by recomputation policy and by N of `block N`.
+
+    parts : the layer partition of the candidate
+    """
     plain, full = slice(-2, -1), slice(-1, None)
-    parts, again = partitions_of(prices, unit, [choice]), arrangement_of(unit, choice).again
+    again = arrangement_of(unit, choice).again
     device, host = (
         (rows[plain] @ parts.timed.T)[0] + again @ (rows[full] - rows[plain])[0]
         for rows in (prices.rows_s(unit, choice).device_s, unit.host_s)
