@@ -162,7 +162,10 @@ class UniformSearchSpace:
         self.context_kinds = tuple(dict.fromkeys((*self.context_kinds, *kinds)))
         self._exchanges.clear()
         self._legal.clear()
-        for name in ("attention_degrees", "expert_degrees", "_whole", "_columns", "_inner"):
+        for name in (
+            *("attention_degrees", "expert_degrees"),
+            *("_whole", "_columns", "_inner", "_by_ranks"),
+        ):
             self.__dict__.pop(name, None)
         self._seconds.clear()
         self._degrees.clear()
@@ -297,8 +300,7 @@ class UniformSearchSpace:
         self, way: ExpertDegrees, fixed: Constraints
     ) -> Iterator[tuple[int, tuple[int, ...], I64]]:
         """Yield (global batch, allowed numbers of stages, indices of attention shardings)."""
-        attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
-        inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
+        (attention, laid_as), (inner, shared_by) = self._by_ranks
         goes = self._going(way, attention)[laid_as]
         for batch in self.prices.job.global_batches:
             at: dict[tuple[int, ...], list[int]] = {}
@@ -313,6 +315,14 @@ class UniformSearchSpace:
                 found = np.flatnonzero(goes & np.isin(shared_by, places))
                 if len(found):
                     yield batch, stages, found
+
+    @cached_property
+    def _by_ranks(self) -> tuple[tuple[list[AttentionDegrees], I64], ...]:
+        """Results of `_unlike` by degrees and kind, and by ranks and micro-batch size."""
+        return (
+            self._unlike(lambda one: (one.tp, one.cp, one.cp_kind)),
+            self._unlike(lambda one: (one.tp * one.cp, one.micro_batch)),
+        )
 
     def _unlike(
         self, of: Callable[[AttentionDegrees], object]
