@@ -578,6 +578,47 @@ TEST_CASE("options are left out that nothing within the bound has") {
   SUBCASE("GPipe") { check_narrowed<3>(1500); }
 }
 
+namespace {
+
+// Below a floor tails are alike, and a frontier of few points is as good as all of them.
+template <int D>
+void check_floor(int rounds) {
+  std::mt19937 random(D + 20);
+  int fewer = 0;
+  for (int round = 0; round < rounds; ++round) {
+    CAPTURE(round);
+    RandomStage<D> stage(random);
+    StageProblem<D>& p = stage.problem;
+    std::int64_t states = 0;
+    const std::size_t whole = solve_stage_frontier<D>(p, states).size();
+    p.tail_floor = static_cast<Ticks>(random() % 40);
+    const auto frontier = solve_stage_frontier<D>(p, states);
+    fewer += frontier.size() < whole;
+    const auto behind = [&](int from, const StagePoint<D>& point) {
+      Cost<D> cost = point.cost;
+      if (p.predecessor != nullptr)
+        cost =
+            cost + (*p.predecessor)[planner_plans::at(from * p.num_layouts + point.first_layout)];
+      cost[D - 1] = std::max(cost[D - 1], p.tail_floor);
+      return cost;
+    };
+    for (const auto& point : stage.all())
+      for (int from = 0; from < p.num_layouts; ++from)
+        CHECK(std::any_of(frontier.begin(), frontier.end(), [&](const auto& kept) {
+          return kept.exit_layout == point.exit_layout &&
+                 no_slower<D>(behind(from, kept), behind(from, point));
+        }));
+  }
+  CHECK(fewer > rounds / 16);
+}
+
+}  // namespace
+
+TEST_CASE("shorter tails than that of another stage are alike") {
+  SUBCASE("1F1B") { check_floor<2>(1000); }
+  SUBCASE("GPipe") { check_floor<3>(1000); }
+}
+
 TEST_CASE("stage frontiers beat every way to run the stage, quick points are such a way") {
   SUBCASE("one stage") { check_stages<1>(1500); }
   SUBCASE("1F1B") { check_stages<2>(1500); }

@@ -124,6 +124,7 @@ class Kernel {
   std::vector<StagePoint<D>> run() {
     prepare_counts();
     prepare_deltas();
+    prepare_floors();
     lists_.emplace(p_, prefix_count_[idx(n_)]);
     transients_ = lists_->transients();
     shareds_ = lists_->shareds();
@@ -168,6 +169,7 @@ class Kernel {
   };
   std::vector<Key> order_;
   std::vector<StagePoint<D>> points_;
+  std::vector<Ticks> tail_floor_;  // by layer; see prepare_floors
 
   void poll() const {
     if (p_.watch != nullptr) p_.watch->poll_rarely();
@@ -198,6 +200,33 @@ class Kernel {
       }
       delta_of_layer_[idx(i)] = by_type[idx(type)];
     }
+  }
+
+  // Labels of layer i count as having at least tail_floor_[i]: whatever comes before layer i, and
+  // the move to the stage, add no more than is left to the floor of the stage.
+  void prepare_floors() {
+    if constexpr (D > 1) {
+      const auto longest = [](const auto& costs) {
+        Ticks most = 0;
+        for (const auto& cost : costs) most = std::max(most, cost[D - 1]);
+        return most;
+      };
+      std::vector<Ticks> most(p_.options.size(), 0);
+      for (std::size_t k = 0; k < most.size(); ++k) {
+        for (const auto& option : p_.options[k]) most[k] = std::max(most[k], option.cost[D - 1]);
+        most[k] += longest(p_.redistribute[k]);
+      }
+      Ticks floor = p_.tail_floor - longest(p_.entry);
+      if (p_.predecessor != nullptr) floor -= longest(*p_.predecessor);
+      tail_floor_.assign(idx(n_), floor);
+      for (int i = 1; i < n_; ++i)
+        tail_floor_[idx(i)] = tail_floor_[idx(i - 1)] - most[idx(p_.layer_type[idx(i - 1)])];
+    }
+  }
+  // A cost of layers from `i` on, with its tail raised to their floor.
+  Cost<D> floored(Cost<D> cost, int i) const {
+    if constexpr (D > 1) cost[D - 1] = std::max(cost[D - 1], tail_floor_[idx(i)]);
+    return cost;
   }
 
   // All pairs of caps between two of transient and two of shared bytes, by index.
@@ -599,16 +628,16 @@ class Kernel {
         poll();
       }
       const Label<D>& label = created[key.label];
+      const Cost<D> cost = floored(label.cost, i);
       bool dominated = false;
       for (int x = 0; x < layouts && !dominated; ++x) {
         const std::size_t at = idx(label.exit * layouts + x);
         if (!used[at]) continue;
-        dominated =
-            stairs[at].dominates_candidate(delta[idx(x * layouts + label.layout)], label.cost);
+        dominated = stairs[at].dominates_candidate(delta[idx(x * layouts + label.layout)], cost);
       }
       if (dominated) continue;
       const std::size_t at = idx(label.exit * layouts + label.layout);
-      stairs[at].insert(label.cost);
+      stairs[at].insert(cost);
       used[at] = 1;
       kept.push_back(label);
     }
@@ -643,9 +672,10 @@ class Kernel {
     std::vector<StagePoint<D>> kept;
     for (auto& point : points_) {
       poll();
+      const Cost<D> cost = floored(point.cost, 0);
       const bool dominated = std::any_of(kept.begin(), kept.end(), [&](const StagePoint<D>& k) {
         return k.first_layout == point.first_layout && k.exit_layout == point.exit_layout &&
-               dominates<D>(k.cost, Cost<D>{}, point.cost);
+               dominates<D>(k.cost, Cost<D>{}, cost);
       });
       if (!dominated) kept.push_back(std::move(point));
     }

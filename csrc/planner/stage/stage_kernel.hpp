@@ -102,6 +102,8 @@ struct StepBound {
   }
 };
 
+inline constexpr Ticks kNoFloor = std::numeric_limits<Ticks>::min() / 2;
+
 template <int D>
 struct StageProblem {
   std::vector<int> layer_type;                       // n, indices into `options`
@@ -116,6 +118,8 @@ struct StageProblem {
   Bytes budget = 0;                                   // for kept + transient + shared
   Bytes base_transient = 0;
   Bytes base_shared = 0;
+  // Another stage has a tail of at least this: shorter tails of this stage are all alike.
+  Ticks tail_floor = kNoFloor;
   StepBound<D> bound;
   const Watch* watch = nullptr;  // polled by the kernel, which passes its exceptions on
   std::int64_t most_states = std::numeric_limits<std::int64_t>::max();  // else TooManyStates

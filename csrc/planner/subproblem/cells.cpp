@@ -366,6 +366,8 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
       const std::int64_t before_it = states;
       StageProblem<D> p = problem(j, step.layer, step.layers);
       p.bound = std::move(rest[i]);
+      p.tail_floor = regions.front().low[D - 1];
+      for (const Region& region : regions) p.tail_floor = std::min(p.tail_floor, region.low[D - 1]);
       if (all)
         p.most_states = details.box_states;
       else if (!whatever)
