@@ -398,6 +398,8 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
     assembled_step(path, box);
     return push(box);
   }
+  arrange(path, box);
+  ceiling_ = std::min(ceiling_, most());
   if (!opening) {
     opening = true;
     share = kOpeningShare;

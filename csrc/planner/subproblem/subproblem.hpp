@@ -355,6 +355,12 @@ class Subproblem {
   // plans
   Ticks quick_step(const Path& path);
   Ticks assembled_step(const Path& path, const Region& region);
+  void offer_way(StagePoint<D> point, std::vector<StagePoint<D>>& ways) const;
+  void offer_orders(const StageProblem<D>& p, const StagePoint<D>& point,
+                    std::vector<StagePoint<D>>& ways) const;
+  Ticks arranged_within(Ticks cap, const std::vector<std::vector<StagePoint<D>>>& ways,
+                        const std::vector<int>& sizes);
+  void arrange(const Path& path, const Region& region);
   // T of one point per stage.
   Ticks step_of(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes);
   Ticks exact_step(const Total& total) const {
