@@ -195,6 +195,7 @@ void Narrowed<D>::renumber() {
   narrow_.base_transient = p_.base_transient;
   narrow_.base_shared = p_.base_shared;
   narrow_.tail_floor = p_.tail_floor;
+  narrow_.most_tail = p_.most_tail;
   narrow_.bound = p_.bound;
   narrow_.watch = p_.watch;
   narrow_.most_states = p_.most_states;

@@ -120,10 +120,26 @@ class QuickPoint {
     offer(chosen);
   }
 
+  // Options without those that another one of the same layout can replace.
+  std::vector<Option> undominated(const std::vector<Option>& all) const {
+    const auto no_worse = [&](const Option& a, const Option& b) {
+      return a.layout == b.layout && a.bytes <= b.bytes && a.transient <= b.transient &&
+             a.shared <= b.shared && weight(a.cost) <= weight(b.cost);
+    };
+    std::vector<Option> kept;
+    for (const Option& o : all) {
+      if (std::any_of(kept.begin(), kept.end(), [&](const Option& k) { return no_worse(k, o); }))
+        continue;
+      std::erase_if(kept, [&](const Option& k) { return no_worse(o, k); });
+      kept.push_back(o);
+    }
+    return kept;
+  }
+
   // As many layers of the faster strategy as fit, the rest with the other one; one type only.
   void mix_pairs() {
     const int type = p_.layer_type.front();
-    const auto& options = p_.options[idx(type)];
+    const std::vector<Option> options = undominated(p_.options[idx(type)]);
     std::vector<const Option*> chosen(idx(n_));
     double best_weight = -1.0;
     const Option* best_a = nullptr;

@@ -90,7 +90,7 @@ struct Label {
   std::int32_t next = kNone;  // label of the following layer
   std::int32_t option = 0;    // index into the options of its layer's type
   std::int32_t layout = 0;
-  std::int32_t exit = 0;     // layout of the last layer; 0 with one dimension
+  std::int32_t exit = 0;     // layout of the last layer; 0 where only the best point counts
   std::uint8_t missing = 0;  // caps that none of its layers needs; see Kernel
 };
 
@@ -284,10 +284,10 @@ class Kernel {
     total[0] = cost;
     return bound_.prunes(total);
   }
-  // One stage: the cost of a plan is the objective, and this cost is achievable.
-  void tighten(Ticks cost) {
+  // Only the best point counts, and this cost is achievable.
+  void tighten(const Cost<D>& cost) {
     typename StepBound<D>::Vector total{};
-    total[0] = static_cast<double>(cost);
+    for (std::size_t d = 0; d < kBounds; ++d) total[d] = bound_.entry(cost, d);
     if (!bound_.prunes(total)) bound_.incumbent = std::min(bound_.incumbent, bound_.least(total));
   }
 
@@ -299,7 +299,7 @@ class Kernel {
     if constexpr (D == 1) {
       if (!chain_->allow(*lists_, transient, shared)) return false;
       const ChainBound::Answer answer = chain_->bound(most, caps.price, bound_.incumbent);
-      if (answer.cost < kInfTicks) tighten(answer.cost);
+      if (answer.cost < kInfTicks) tighten({answer.cost});
       caps.bound = std::max(caps.bound, answer.bound);
       caps.price = answer.price;
       return !prunes(caps.bound);
@@ -358,7 +358,7 @@ class Kernel {
                      kNone,
                      static_cast<std::int32_t>(o),
                      option.layout,
-                     D == 1 ? 0 : option.layout,
+                     p_.only_best() ? 0 : option.layout,
                      still_missing(missing_at_first_, option)};
       if (n_ == 1) label.cost = label.cost + p_.entry[idx(option.layout)];
       if (admits(label, n_ - 1, budget)) created.push_back(label);
@@ -382,7 +382,7 @@ class Kernel {
       if (!chain_->allow(*lists_, transient_cap, shared_cap)) return false;
       Ticks found = kInfTicks;
       const double least = chain_->prepare(budget, price_, found);
-      if (found < kInfTicks) tighten(found);
+      if (found < kInfTicks) tighten({found});
       return !prunes(least);
     }
     return true;
@@ -528,6 +528,7 @@ class Kernel {
   bool admits(const Label<D>& label, int first, Bytes budget) {
     if constexpr (D == 1)
       if (bound_by_chain()) return admits_by_chain(label, first, budget);
+    if (label.cost[D - 1] > p_.most_tail) return false;
     bool fits = true;
     const double left = static_cast<double>(budget - label.bytes);
     auto total = bounded(label.cost, first, left, fits);
@@ -541,7 +542,7 @@ class Kernel {
     if (first == 0) return label.missing == 0 && !prunes(static_cast<double>(label.cost[0]));
     Ticks found = kInfTicks;
     const double rest = chain_->rest(first, label.layout, budget - label.bytes, found);
-    if (found < kInfTicks) tighten(label.cost[0] + found);
+    if (found < kInfTicks) tighten({label.cost[0] + found});
     return !prunes(static_cast<double>(label.cost[0]) + rest);
   }
 
@@ -658,7 +659,7 @@ class Kernel {
         if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
       }
       point.exit_layout = label->layout;
-      if constexpr (D == 1) tighten(point.cost[0]);
+      if (p_.only_best()) tighten(point.cost);
       points_.push_back(std::move(point));
     }
   }

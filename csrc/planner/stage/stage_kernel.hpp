@@ -120,9 +120,13 @@ struct StageProblem {
   Bytes base_shared = 0;
   // Another stage has a tail of at least this: shorter tails of this stage are all alike.
   Ticks tail_floor = kNoFloor;
+  // Points with a longer tail do not count, and of the others only the best one does.
+  Ticks most_tail = kInfTicks;
   StepBound<D> bound;
   const Watch* watch = nullptr;  // polled by the kernel, which passes its exceptions on
   std::int64_t most_states = std::numeric_limits<std::int64_t>::max();  // else TooManyStates
+
+  bool only_best() const { return D == 1 || most_tail < kInfTicks; }
 };
 
 // Thrown if there are more labels than the problem allows.
@@ -145,8 +149,8 @@ struct StagePoint {
 };
 
 // Pareto-minimal points per (first layout, exit layout); empty if nothing fits in budget and bound.
-// With one dimension only the optimum counts: exits are not kept apart, and the incumbent tightens
-// as points are found. `states` is increased by the number of labels created. Throws TooManyStates,
+// Where only the best point counts, exits are not kept apart, and the incumbent tightens as points
+// are found. `states` is increased by the number of labels created. Throws TooManyStates,
 // TooManyLabels and the exceptions of the problem's watch.
 template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,

@@ -47,31 +47,25 @@ void Subproblem<D>::relax_cell(Cell& cell, int j, int l, int n) const {
   for (std::size_t d = 0; d < D + 2; ++d) cell.least[d] = floor_ticks(cell.bound[d]);
 }
 
-// The same stage with one cost, a weighted sum of its dimensions; the first layer may follow any
-// layout at no cost.
-template <int D>
-StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks, D>& weight) {
-  const auto scalar = [&](const Cost<D>& c) {
-    Ticks total = 0;
-    for (std::size_t d = 0; d < D; ++d) total += weight[d] * c[d];
-    return Cost<1>{total};
-  };
-  StageProblem<1> s;
+// The same stage with other costs, `of` each cost; the first layer may follow any layout at no
+// cost.
+template <int E, int D, class Of>
+StageProblem<E> with_costs(const StageProblem<D>& p, Of of) {
+  StageProblem<E> s;
   s.layer_type = p.layer_type;
   s.options.resize(p.options.size());
   for (std::size_t k = 0; k < p.options.size(); ++k)
     for (const auto& o : p.options[k])
-      s.options[k].push_back(
-          {o.strategy, o.layout, o.bytes, o.transient, o.shared, scalar(o.cost)});
+      s.options[k].push_back({o.strategy, o.layout, o.bytes, o.transient, o.shared, of(o.cost)});
   s.num_layouts = p.num_layouts;
   for (const auto& table : p.redistribute) {
     s.redistribute.emplace_back();
-    for (const auto& c : table) s.redistribute.back().push_back(scalar(c));
+    for (const auto& c : table) s.redistribute.back().push_back(of(c));
   }
-  for (const auto& c : p.entry) s.entry.push_back(scalar(c));
-  for (const auto& c : p.exit) s.exit.push_back(scalar(c));
+  for (const auto& c : p.entry) s.entry.push_back(of(c));
+  for (const auto& c : p.exit) s.exit.push_back(of(c));
   s.exit_allowed = p.exit_allowed;
-  s.base = scalar(p.base);
+  s.base = of(p.base);
   s.budget = p.budget;
   s.base_transient = p.base_transient;
   s.base_shared = p.base_shared;
@@ -80,13 +74,13 @@ StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks,
 }
 
 // Vector cost of given strategies.
-template <int D>
-StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
+template <int D, int E>
+StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<E>& given) {
   StagePoint<D> point;
-  point.first_layout = scalar.first_layout;
-  point.exit_layout = scalar.exit_layout;
-  point.strategies = scalar.strategies;
-  point.bytes = scalar.bytes;
+  point.first_layout = given.first_layout;
+  point.exit_layout = given.exit_layout;
+  point.strategies = given.strategies;
+  point.bytes = given.bytes;
   point.cost = p.base + p.entry[at(point.first_layout)] + p.exit[at(point.exit_layout)];
   int before = -1;
   for (std::size_t i = 0; i < point.strategies.size(); ++i) {
@@ -109,7 +103,11 @@ template <int D>
 StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<Ticks, D>& weight,
                                          double incumbent, Ticks& least, std::int64_t& states) {
   const StageProblem<D> p = problem(j, l, n);
-  StageProblem<1> scalar = scalar_problem<D>(p, weight);
+  StageProblem<1> scalar = with_costs<1>(p, [&](const Cost<D>& c) {
+    Ticks total = 0;
+    for (std::size_t d = 0; d < D; ++d) total += weight[d] * c[d];
+    return Cost<1>{total};
+  });
   scalar.bound.incumbent = incumbent;
   if (const auto quick = quick_point<1>(scalar)) {
     const Ticks cheap = n < kLongStage ? quick->cost[0] : mix_of_three(scalar, quick->cost[0]);
@@ -121,7 +119,7 @@ StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<T
                                      [](const auto& a, const auto& b) { return a.cost < b.cost; });
   if (best == points.end()) return {};
   least = best->cost[0];
-  return priced<D>(p, *best);
+  return priced(p, *best);
 }
 
 // Replaces one entry of a cell's relaxed bound by its integral minimum, and keeps the point of that
@@ -232,6 +230,63 @@ bool Subproblem<D>::sharpen_path(const Path& path, const Region& region, std::in
       if (!sharpen(known, j, step.layer, step.layers, region.high[D - 1], states)) break;
       learnt = true;
     }
+  }
+  return learnt;
+}
+
+// Finds the least part of the sum of a cell's points with a tail of at most `tail`, if that is at
+// most `most`. Tangents only bound it, since the frontier is not convex. False if it was known.
+template <int D>
+bool Subproblem<D>::least_within(Cell& cell, int j, int l, int n, Ticks tail, Ticks most,
+                                 std::int64_t& states) {
+  Details& details = *cell.details;
+  for (const StagePoint<D>& point : details.met)  // nothing as slow is of interest
+    if (point.cost[D - 1] <= tail) most = std::min(most, part_of_step(point.cost) - 1);
+  Ticks least = least_sum(j, cell, tail);
+  if (least > most) return false;
+  const StageProblem<D> p = problem(j, l, n);
+  StageProblem<2> s =
+      with_costs<2>(p, [&](const Cost<D>& c) { return Cost<2>{part_of_step(c), c[D - 1]}; });
+  s.tail_floor = s.most_tail = tail;
+  s.bound.tail_weight = tail_weight(j, cell, tail);
+  OtherStages<2>& other = s.bound.others.front();
+  other.largest[1] = other.most[1] = static_cast<double>(tail);
+  other.dual = (1.0 - s.bound.tail_weight) * static_cast<double>(tail);
+  // first just above the bound, where few points are; far from it there may be none at all
+  std::vector<StagePoint<2>> points;
+  const Ticks last_width = least / kLastWidth;
+  for (Ticks width = least / kFirstWidth + 1; points.empty() && least <= most; width *= 2) {
+    const Ticks limit = width > last_width ? most : std::min(most, least + width);
+    s.bound.incumbent = static_cast<double>(limit) + static_cast<double>(tail);
+    points = solve_stage_frontier<2>(s, states);
+    least = limit + 1;
+  }
+  if (!points.empty()) {
+    const auto best =
+        std::min_element(points.begin(), points.end(),
+                         [](const auto& a, const auto& b) { return a.cost[0] < b.cost[0]; });
+    least = best->cost[0];
+    details.met.push_back(priced(p, *best));
+  }
+  details.minima.push_back({tail, least});
+  return true;
+}
+
+template <int D>
+bool Subproblem<D>::least_of_path(const Path& path, const Box& box, std::int64_t& states) {
+  Ticks low = 0, high = 0;
+  for (std::size_t d = counted(); d < D; ++d) low += times(d) * box.low[d];
+  for (std::size_t d = 0; d + 1 < D; ++d) high += box.high[d];
+  const Ticks room = ceiling_ - 1 - low - path.sum;  // what a stage may take above its least
+  bool learnt = false;
+  for (int j = 0; j < stages_; ++j) {
+    const Step& step = path.steps[at(j)];
+    Cell& known = cell(j, step.layer, step.layers);
+    if (step.point != nullptr || known.fit != Fit::kFits) continue;
+    const Ticks tail = box.high[D - 1];
+    Ticks most = least_sum(j, known, tail) + room;
+    if (microbatches_ > 1) most = std::min(most, high);
+    learnt |= least_within(known, j, step.layer, step.layers, tail, most, states);
   }
   return learnt;
 }

@@ -26,8 +26,11 @@ Ticks Subproblem<D>::least_sum(int j, const Cell& cell, Ticks tail) const {
   const double dual = cell.bound[D + 2] * (1.0 - kBoundSlack) -
                       stage_[at(j)].tail_weight * static_cast<double>(tail);
   if (dual > static_cast<double>(sum)) sum = static_cast<Ticks>(dual);
-  if (cell.details)
+  if (cell.details) {
     for (const Tangent& t : cell.details->tangents) sum = std::max(sum, above(t, tail));
+    for (const Minimum& m : cell.details->minima)
+      if (tail <= m.tail) sum = std::max(sum, m.least);
+  }
   return sum;
 }
 

@@ -400,6 +400,10 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
   }
   arrange(path, box);
   ceiling_ = std::min(ceiling_, most());
+  if (least_of_path(path, box, states)) {
+    assembled_step(path, box);
+    return push(box);
+  }
   if (!opening) {
     opening = true;
     share = kOpeningShare;

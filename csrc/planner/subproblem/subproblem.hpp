@@ -57,19 +57,22 @@ class Subproblem {
   // The first share is for cheap bounds, the second for exact frontiers, whose size grows fast with
   // it.
   static constexpr double kFirstShare = 1.0 / 16;
-  static constexpr double kOpeningShare = 1.0 / 1024;
+  static constexpr double kOpeningShare = 1.0 / 8192;
   static constexpr double kGrowth = 4.0;
   static constexpr Ticks kJustAbove = 64;  // divisor of the distance from bound to ceiling
   // Labels that end a round of openings: other results may make the rest of the round needless.
   static constexpr std::int64_t kRoundStates = 20'000;
   // A frontier of more labels waits until the box is narrower than this share of T: the number of
   // points grows fast with the width.
-  static constexpr std::int64_t kEasyStates = 10'000;
+  static constexpr std::int64_t kEasyStates = 5'000;
   static constexpr double kNarrow = 1e-9;
   // A cell that took this many labels for single boxes is opened for all boxes, if they are few.
   static constexpr std::int64_t kForAllStates = 50'000;
   static constexpr std::size_t kMostBoxes = 64;
   static constexpr int kSharpenings = 4;  // per cell and round
+  // A minimum is searched up to this share of its bound first, and at most up to the last one
+  // before anything is.
+  static constexpr Ticks kFirstWidth = 4096, kLastWidth = 16;
   // A stage of this many layers is slow to refine. Up to kFewCaps pairs of caps are first relaxed
   // one by one, and a box is cut until it is no wider than kWide, a share of T.
   static constexpr int kLongStage = 32;
@@ -109,6 +112,9 @@ class Subproblem {
   struct Tangent {  // of the frontier: sum * (part of the sum) + tail * tail >= least
     Ticks sum, tail, least;
   };
+  struct Minimum {  // no point with a tail of at most this has a smaller part of the sum
+    Ticks tail, least;
+  };
   struct Opening {  // the exact frontier, as far as plans of the regions below the ceiling use it
     std::vector<Region> regions;
     std::vector<StagePoint<D>> points;  // by their part of the sum
@@ -118,6 +124,7 @@ class Subproblem {
     std::array<StagePoint<D>, 2> feasible;
     std::vector<StagePoint<D>> met;  // all points that were least in some objective
     std::vector<Tangent> tangents;
+    std::vector<Minimum> minima;
     std::vector<Opening> openings;
     std::int64_t box_states = 0;  // labels of openings for single boxes
     std::int64_t failed_states =
@@ -326,6 +333,8 @@ class Subproblem {
   void refine_entry(Cell& cell, int j, int l, int n, std::size_t entry, std::int64_t& states);
   bool sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states);
   bool sharpen_path(const Path& path, const Region& region, std::int64_t& states);
+  bool least_within(Cell& cell, int j, int l, int n, Ticks tail, Ticks most, std::int64_t& states);
+  bool least_of_path(const Path& path, const Box& box, std::int64_t& states);
   const Opening* opening(const Cell& cell, const Region& region) const;
   bool open_path(const Path& path, const Box& box, bool whatever, std::int64_t& states);
   double tail_weight(int j, const Cell& cell, Ticks tail) const;
