@@ -130,10 +130,13 @@ class Instance {
 // is within the limit.
 double relaxed_bound(const Instance& instance, const Item& item, double limit, const Watch& watch);
 
+// What is known of inner stages, from one embedding strategy to the next; see planner.cpp.
+class StageMemo;
+
 // The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. After the
-// deadline: the best plan found so far, not exact.
+// deadline: the best plan found so far, not exact. `memo`: read and extended, if given.
 ItemPlan solve_item(const Instance& instance, const Item& item, double limit, const Watch& watch,
-                    std::int64_t& states);
+                    std::int64_t& states, StageMemo* memo = nullptr);
 
 // The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage`
 // receives the binding stage.

@@ -57,6 +57,28 @@ void for_each_subproblem(const Instance& in, const Item& item, const Watch& watc
 
 }  // namespace
 
+// Stages without embedding and head are the same for every embedding strategy of a candidate.
+class StageMemo {
+ public:
+  // The stages of the item's sub-problem; of the candidates used last.
+  template <int D>
+  typename Subproblem<D>::InnerStages& of(const Item& item, Ticks send_cap) {
+    auto& all = std::get<Kept<D>>(kept_);
+    const Key key{item.candidate, item.layouts, item.only_strategy, send_cap};
+    for (auto& [known, stages] : all)
+      if (known == key) return stages;
+    if (all.size() == kMost) all.pop_front();
+    return all.emplace_back(key, typename Subproblem<D>::InnerStages{}).second;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  using Key = std::tuple<int, std::uint64_t, int, Ticks>;
+  template <int D>
+  using Kept = std::deque<std::pair<Key, typename Subproblem<D>::InnerStages>>;
+  std::tuple<Kept<1>, Kept<2>, Kept<3>> kept_;
+};
+
 double relaxed_bound(const Instance& in, const Item& item, double limit, const Watch& watch) {
   double best = std::numeric_limits<double>::infinity();
   for_each_subproblem(in, item, watch, [&](auto& s) {
@@ -66,7 +88,7 @@ double relaxed_bound(const Instance& in, const Item& item, double limit, const W
 }
 
 ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Watch& watch,
-                    std::int64_t& states) {
+                    std::int64_t& states, StageMemo* memo) {
   ItemPlan best;
   bool exact = true, too_large = false;
   double bound = std::numeric_limits<double>::infinity();  // of unsolved sub-problems
@@ -75,7 +97,12 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Wa
     if (!LeastMemory(in, item, watch).fits(in.budget)) return {};
     for_each_subproblem(in, item, watch, [&](auto& s) {
       const double known = static_cast<double>(best.step);
+      auto* stages = memo == nullptr ? nullptr
+                                     : &memo->of<std::remove_cvref_t<decltype(s)>::kDimensions>(
+                                           item, s.send_cap());
+      if (stages != nullptr) s.take(*stages);
       ItemPlan plan = s.solve(std::min(limit, known), watch, states);
+      if (stages != nullptr) s.give(*stages);
       if (!plan.exact) {
         exact = false;
         too_large = too_large || plan.too_large;
@@ -183,6 +210,7 @@ class Search {
   double limit_ = kInf;  // ticks per sample of its best plan
   std::set<Key> queue_;
   std::int64_t best_ = -1;
+  StageMemo memo_;
 
   void search() {
     try {
@@ -428,7 +456,7 @@ class Search {
         raise(entry);
     } else {
       std::int64_t states = 0;
-      ItemPlan plan = solve_item(in_, entry.item, limit, watch, states);
+      ItemPlan plan = solve_item(in_, entry.item, limit, watch, states, &memo_);
       take(entry, std::move(plan), states);
     }
     enqueue(i);

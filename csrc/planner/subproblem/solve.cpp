@@ -178,6 +178,30 @@ void Subproblem<D>::forget_ceiling() {
     }
 }
 
+template <int D>
+void Subproblem<D>::take(InnerStages& stages) {
+  std::move(stages.rows.begin(), stages.rows.end(),
+            rows_.begin() + static_cast<std::ptrdiff_t>(row_starts_));
+  stages.rows.clear();
+}
+
+// Keeps bounds and points, which hold whatever the plan. Paths are numbered anew, and how much work
+// to spend on a cell is decided anew.
+template <int D>
+void Subproblem<D>::give(InnerStages& stages) {
+  forget_ceiling();
+  for (std::size_t r = row_starts_; r + row_starts_ < rows_.size(); ++r) {
+    stages.rows.push_back(std::move(rows_[r]));
+    if (!stages.rows.back()) continue;
+    stages.rows.back()->path = 0;
+    for (Cell& known : stages.rows.back()->cells)
+      if (known.details) {
+        known.details->box_states = 0;
+        known.details->failed_states = kForAllStates / 2;
+      }
+  }
+}
+
 // The plan is searched for below this limit, given by the caller and the known plans.
 template <int D>
 Ticks Subproblem<D>::most() const {

@@ -37,6 +37,7 @@ inline Ticks floor_ticks(double value) {
 template <int D>
 class Subproblem {
  public:
+  static constexpr int kDimensions = D;
   // `send_cap`: with 1F1B, the slowest transfer between stages that is allowed, and charged.
   Subproblem(const Instance& instance, const Item& item, Ticks send_cap);
 
@@ -47,6 +48,11 @@ class Subproblem {
   // The optimum if at most `limit` (step == kInfTicks otherwise). After the deadline: the best plan
   // found so far, not exact, and a bound of the rest.
   ItemPlan solve(double limit, const Watch& watch, std::int64_t& states);
+  Ticks send_cap() const { return send_cap_; }
+  // Results about the stages without embedding and head, for other embedding strategies.
+  class InnerStages;
+  void take(InnerStages& stages);
+  void give(InnerStages& stages);
   // The plan with these layers per stage and strategies, which must fit, or a faster one found
   // quickly in this division.
   ItemPlan plan_near(const std::vector<int>& sizes, const std::vector<int>& strategies,
@@ -377,6 +383,12 @@ class Subproblem {
     for (std::size_t d = 0; d < D; ++d) step += times(d) * total.largest[d];
     return step;
   }
+};
+
+template <int D>
+class Subproblem<D>::InnerStages {
+  friend class Subproblem;
+  std::vector<std::unique_ptr<Row>> rows;  // of stages 1 to p - 2
 };
 
 template <int D>
