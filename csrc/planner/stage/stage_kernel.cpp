@@ -8,6 +8,7 @@
 
 #include "planner/hull.hpp"
 #include "planner/stage/chain_bound.hpp"
+#include "planner/stage/counts.hpp"
 #include "planner/stage/narrowed.hpp"
 #include "planner/stage/option_lists.hpp"
 
@@ -23,6 +24,10 @@ constexpr std::size_t kFewTypes = 4;
 constexpr std::size_t kFewCaps = 64;
 // Number of labels from which bounds with redistribution are worth making.
 constexpr std::int64_t kManyLabels = 4096;
+// Most counts of equal layers that are searched before labels are, and most layers with one
+// dimension, where labels are few.
+constexpr std::int64_t kMostNodes = 400'000, kMostNodesOfOne = 4096;
+constexpr int kFewLayers = 16;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
 
@@ -126,6 +131,7 @@ class Kernel {
     prepare_deltas();
     prepare_floors();
     lists_.emplace(p_, prefix_count_[idx(n_)]);
+    prepare_counting();
     transients_ = lists_->transients();
     shareds_ = lists_->shareds();
     if (transients_.size() * shareds_.size() > kFewCaps) {
@@ -170,6 +176,7 @@ class Kernel {
   std::vector<Key> order_;
   std::vector<StagePoint<D>> points_;
   std::vector<Ticks> tail_floor_;  // by layer; see prepare_floors
+  std::optional<Walks> walks_;     // if layers are searched by counts
 
   void poll() const {
     if (p_.watch != nullptr) p_.watch->poll_rarely();
@@ -342,6 +349,9 @@ class Kernel {
     cap_[1] = shared_cap;
     missing_at_first_ = static_cast<std::uint8_t>((transient_cap > p_.base_transient ? 1U : 0U) |
                                                   (shared_cap > p_.base_shared ? 2U : 0U));
+    if (walks_ && solved_by_counts({budget, transient_cap, shared_cap,
+                                    (missing_at_first_ & 1U) != 0, (missing_at_first_ & 2U) != 0}))
+      return;
     if (!prepare_bounds(budget, transient_cap, shared_cap)) return;
     const std::size_t last = idx(n_ - 1);
     labels_.resize(idx(n_));
@@ -372,6 +382,35 @@ class Kernel {
       keep_undominated(i, created);
     }
     collect(transient_cap + shared_cap);
+  }
+
+  void prepare_counting() {
+    if constexpr (D < 3) {
+      if (!Counts<D>::apply(p_) || (D == 1 && n_ > kFewLayers)) return;
+      std::vector<Ticks> moves;
+      for (const Cost<D>& move : p_.redistribute[idx(p_.layer_type.front())])
+        moves.push_back(move[0]);
+      walks_.emplace(std::move(moves), p_.num_layouts);
+    }
+  }
+
+  // False if there are too many counts: then labels are searched.
+  bool solved_by_counts(const CountCaps& caps) {
+    if constexpr (D < 3) {
+      Counts<D> counts(p_, options_[idx(p_.layer_type.front())], caps, bound_, *walks_);
+      const bool limited = p_.most_states < std::numeric_limits<std::int64_t>::max();
+      const bool done = counts.run(limited    ? p_.most_states - own_states_
+                                   : (D == 1) ? kMostNodesOfOne
+                                              : kMostNodes);
+      states_ += counts.nodes();
+      own_states_ += counts.nodes();
+      for (auto& point : counts.points()) points_.push_back(std::move(point));
+      if (done) return true;
+      // labels are more than counts
+      if (limited) throw TooManyStates{};
+      walks_.reset();
+    }
+    return false;
   }
 
   bool bound_by_chain() const { return chain_ && chain_->prepared(); }
