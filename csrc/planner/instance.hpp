@@ -130,7 +130,7 @@ class Instance {
 // is within the limit.
 double relaxed_bound(const Instance& instance, const Item& item, double limit, const Watch& watch);
 
-// What is known of inner stages, from one embedding strategy to the next; see planner.cpp.
+// Results about inner stages, for the next embedding strategy; see planner.cpp.
 class StageMemo;
 
 // The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. After the

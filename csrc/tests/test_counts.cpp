@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/stage/counts.hpp"
-#include "planner/stage/walks.hpp"
+#include "planner/walks.hpp"
 #include "random_stage.hpp"
 
 using namespace autopar;
@@ -73,7 +73,7 @@ typename StepBound<D>::Vector vector_of(const StepBound<D>& bound, const Cost<D>
   return vector;
 }
 
-// Counts find what the bound admits of every way to run the stage, in its first and exit layouts.
+// Counts find every point that the bound admits, in its first and exit layouts.
 template <int D>
 void check_counts(int rounds) {
   std::mt19937 random(D + 30);

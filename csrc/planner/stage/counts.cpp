@@ -11,7 +11,7 @@ namespace autopar {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// Sums of so many reduced costs keep their rounding errors below kBoundSlack.
+// Sums of at most this many reduced costs have rounding errors below kBoundSlack.
 constexpr std::size_t kMostLayers = 4096;
 // Search of the price of a tick of tail, by its binary logarithm.
 constexpr double kLowestPrice = -12.0, kHighestPrice = 4.0;
@@ -118,7 +118,7 @@ double Counts<D>::most_at(double tail_price) const {
   return most;
 }
 
-// Lower bound of time + tail_price * tail of what fits, and the price of a byte that gives it;
+// Lower bound of time + tail_price * tail within the budget, and the price of a byte that gives it;
 // infinite if nothing fits.
 template <int D>
 double Counts<D>::relaxed_at(double tail_price, double& byte_price) const {

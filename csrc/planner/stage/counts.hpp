@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "planner/stage/stage_kernel.hpp"
-#include "planner/stage/walks.hpp"
+#include "planner/walks.hpp"
 
 namespace autopar {
 
-// What the layers of a stage may need: see Kernel::solve_with_caps.
+// Limits of the layers of a stage: see Kernel::solve_with_caps.
 struct CountCaps {
   Bytes budget = 0;  // for kept bytes
   Bytes transient = 0, shared = 0;
@@ -68,7 +68,7 @@ class Counts {
   const std::size_t layouts_;
   Ticks least_ends_ = 0;
   Ticks most_tail_ = kInfTicks;
-  // bound at the prices, and what a point may cost above it
+  // bound at the prices, and the largest excess of a point
   double byte_price_ = 0.0, tail_price_ = 0.0, relaxed_ = 0.0, gap_ = 0.0;
   double most_time_ = 0.0;
   std::vector<StageOption<D>> options_;  // of falling reduced cost

@@ -82,7 +82,7 @@ void Subproblem<D>::offer_orders(const StageProblem<D>& p, const StagePoint<D>& 
 }
 
 // The plan of the least sum of these ways whose stages take at most `cap`, each with the move in
-// front of it. Returns what the slowest stage takes; infinite if there is no such plan.
+// front of it. Returns the time of the slowest stage; infinite if there is no such plan.
 template <int D>
 Ticks Subproblem<D>::arranged_within(Ticks cap, const std::vector<std::vector<StagePoint<D>>>& ways,
                                      const std::vector<int>& sizes) {

@@ -277,7 +277,7 @@ bool Subproblem<D>::least_of_path(const Path& path, const Box& box, std::int64_t
   Ticks low = 0, high = 0;
   for (std::size_t d = counted(); d < D; ++d) low += times(d) * box.low[d];
   for (std::size_t d = 0; d + 1 < D; ++d) high += box.high[d];
-  const Ticks room = ceiling_ - 1 - low - path.sum;  // what a stage may take above its least
+  const Ticks room = ceiling_ - 1 - low - path.sum;  // of a stage above its least
   bool learnt = false;
   for (int j = 0; j < stages_; ++j) {
     const Step& step = path.steps[at(j)];

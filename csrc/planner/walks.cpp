@@ -1,4 +1,4 @@
-#include "planner/stage/walks.hpp"
+#include "planner/walks.hpp"
 
 #include <algorithm>
 #include <array>
@@ -91,7 +91,7 @@ std::optional<Ticks> Walks::cost(const Set& set, const std::vector<int>& layers,
 }
 
 // No cheapest walk needs more visits than these. Between two visits of a layout lies another one
-// that is visited nowhere else, or the way between them can be left out. And where no way is
+// that is visited nowhere else, or the way between them is needless. And where no way is
 // cheaper through a layout, it is passed by: only the first one is visited again, as the last.
 std::vector<int> Walks::useful_visits(const std::vector<int>& layouts,
                                       const std::vector<int>& layers, std::size_t first) const {
