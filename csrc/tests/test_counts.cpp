@@ -47,81 +47,74 @@ struct EveryWalk {
 };
 
 // Equal layers, whose moves have no tail: only staying in a layout is surely free.
-template <int D>
-void make_equal(StageProblem<D>& p) {
+void make_equal(StageProblem<2>& p) {
   std::fill(p.layer_type.begin(), p.layer_type.end(), p.layer_type.front());
   p.predecessor = nullptr;
   for (auto* costs : {&p.redistribute[at(p.layer_type.front())], &p.entry, &p.exit})
-    for (Cost<D>& cost : *costs)
-      if (D > 1) cost[D - 1] = 0;
+    for (Cost<2>& cost : *costs) cost[1] = 0;
   for (int y = 0; y < p.num_layouts; ++y)
-    p.redistribute[at(p.layer_type.front())][at(y * p.num_layouts + y)] = Cost<D>{};
+    p.redistribute[at(p.layer_type.front())][at(y * p.num_layouts + y)] = Cost<2>{};
 }
 
 // The same stage in a form that counts do not apply to: a tail of the entry, taken from the base.
-template <int D>
-StageProblem<D> for_labels(StageProblem<D> p) {
-  for (Cost<D>& cost : p.entry) cost[D - 1] += 1;
-  p.base[D - 1] -= 1;
+StageProblem<2> for_labels(StageProblem<2> p) {
+  for (Cost<2>& cost : p.entry) cost[1] += 1;
+  p.base[1] -= 1;
   return p;
 }
 
-template <int D>
-typename StepBound<D>::Vector vector_of(const StepBound<D>& bound, const Cost<D>& cost) {
-  typename StepBound<D>::Vector vector{};
-  for (std::size_t d = 0; d < (D == 1 ? 1 : D + 3); ++d) vector[d] = bound.entry(cost, d);
+StepBound<2>::Vector vector_of(const StepBound<2>& bound, const Cost<2>& cost) {
+  StepBound<2>::Vector vector{};
+  for (std::size_t d = 0; d < 5; ++d) vector[d] = bound.entry(cost, d);
   return vector;
 }
 
 // Counts find every point that the bound admits, in its first and exit layouts.
-template <int D>
 void check_counts(int rounds) {
-  std::mt19937 random(D + 30);
+  std::mt19937 random(32);
   int applied = 0, through = 0, several = 0;
   for (int round = 0; round < rounds; ++round) {
     CAPTURE(round);
-    RandomStage<D> stage(random);
-    StageProblem<D>& p = stage.problem;
+    RandomStage<2> stage(random);
+    StageProblem<2>& p = stage.problem;
     make_equal(p);
-    REQUIRE(Counts<D>::apply(p));
+    REQUIRE(Counts::apply(p));
     const auto all = stage.all();
     if (all.empty()) continue;
-    if (D > 1 && random() % 2 == 0) {
-      OtherStages<D>& other = p.bound.others.front();
+    if (random() % 2 == 0) {
+      OtherStages<2>& other = p.bound.others.front();
       other.largest[0] = static_cast<double>(random() % 30);
-      other.largest[D - 1] = static_cast<double>(random() % 20);
+      other.largest[1] = static_cast<double>(random() % 20);
       other.most[0] = static_cast<double>(20 + random() % 30);
-      other.most[D - 1] = static_cast<double>(random() % 40);
-      p.tail_floor = static_cast<Ticks>(other.largest[D - 1]);
+      other.most[1] = static_cast<double>(random() % 40);
+      p.tail_floor = static_cast<Ticks>(other.largest[1]);
     }
-    p.bound.incumbent = p.bound.least(vector_of<D>(p.bound, all[random() % all.size()].cost));
+    p.bound.incumbent = p.bound.least(vector_of(p.bound, all[random() % all.size()].cost));
     std::int64_t states = 0;
-    const auto frontier = solve_stage_frontier<D>(p, states);
+    const auto frontier = solve_stage_frontier<2>(p, states);
     several += frontier.size() > 1;
     for (const auto& point : frontier) CHECK(contains(all, point));
-    const auto floored = [&](Cost<D> cost) {
-      if (D > 1) cost[D - 1] = std::max(cost[D - 1], p.tail_floor);
+    const auto floored = [&](Cost<2> cost) {
+      cost[1] = std::max(cost[1], p.tail_floor);
       return cost;
     };
     for (const auto& point : all) {
-      if (p.bound.prunes(vector_of<D>(p.bound, point.cost))) continue;
+      if (p.bound.prunes(vector_of(p.bound, point.cost))) continue;
       ++through;
       CHECK(std::any_of(frontier.begin(), frontier.end(), [&](const auto& kept) {
-        return (D == 1 || (kept.first_layout == point.first_layout &&
-                           kept.exit_layout == point.exit_layout)) &&
-               no_slower<D>(floored(kept.cost), floored(point.cost));
+        return kept.first_layout == point.first_layout && kept.exit_layout == point.exit_layout &&
+               no_slower<2>(floored(kept.cost), floored(point.cost));
       }));
     }
     ++applied;
   }
   CHECK(applied > rounds / 4);
   CHECK(through > rounds);
-  CHECK((D == 1 || several > rounds / 16));
+  CHECK(several > rounds / 16);
 }
 
 // More layers than can be tried: chains of labels know the same best points.
-template <int D>
-void lengthen(StageProblem<D>& p, std::mt19937& random) {
+void lengthen(StageProblem<2>& p, std::mt19937& random) {
   p.layer_type.assign(4 + random() % 6, p.layer_type.front());
   p.budget = static_cast<Bytes>(p.layer_type.size() * (2 + random() % 7));
 }
@@ -188,28 +181,25 @@ TEST_CASE("walks over more layouts than a table holds are refused") {
   CHECK(walks.over(0b0011111111) != nullptr);
 }
 
-TEST_CASE("counts find every way to run equal layers that the bound admits") {
-  SUBCASE("one stage") { check_counts<1>(1500); }
-  SUBCASE("1F1B") { check_counts<2>(1500); }
-}
+TEST_CASE("counts find every way to run equal layers that the bound admits") { check_counts(1500); }
 
 TEST_CASE("counts do not apply where chains of the same counts differ in more than moves") {
   std::mt19937 random(50);
   RandomStage<2> stage(random);
   StageProblem<2>& p = stage.problem;
   make_equal(p);
-  CHECK(Counts<2>::apply(p));
-  CHECK_FALSE(Counts<2>::apply(for_labels(p)));
+  CHECK(Counts::apply(p));
+  CHECK_FALSE(Counts::apply(for_labels(p)));
   StageProblem<2> after = p;  // a stage whose moves have a tail
   after.predecessor = &stage.boundary;
-  CHECK_FALSE(Counts<2>::apply(after));
+  CHECK_FALSE(Counts::apply(after));
   StageProblem<2> costly = p;
   costly.redistribute[at(p.layer_type.front())].front() = {1, 0};
-  CHECK_FALSE(Counts<2>::apply(costly));
+  CHECK_FALSE(Counts::apply(costly));
   StageProblem<2> two = p;
   two.options.resize(3);
   two.layer_type = {0, 2};
-  CHECK_FALSE(Counts<2>::apply(two));
+  CHECK_FALSE(Counts::apply(two));
 }
 
 TEST_CASE("counts and labels find the same points of longer stages") {
@@ -289,7 +279,7 @@ TEST_CASE("a search of counts that is too long ends, and what it has found is ke
     const CountCaps caps{p.budget - 7, 4, 3, false, false};
     if (caps.budget < 0) continue;
     const auto& options = p.options[at(p.layer_type.front())];
-    Counts<2> counts(p, options, caps, bound, walks);
+    Counts counts(p, options, caps, bound, walks);
     const bool done = counts.run(static_cast<std::int64_t>(random() % 40));
     ended += !done;
     for (const auto& point : counts.points())

@@ -21,26 +21,23 @@ std::size_t idx(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-template <int D>
-bool Counts<D>::apply(const StageProblem<D>& p) {
+bool Counts::apply(const StageProblem<2>& p) {
   const int type = p.layer_type.front();
   for (const int other : p.layer_type)
     if (other != type) return false;
   if (p.layer_type.size() > kMostLayers || p.num_layouts > 64) return false;
   const auto& moves = p.redistribute[idx(type)];
   for (int y = 0; y < p.num_layouts; ++y)
-    if (moves[idx(y * p.num_layouts + y)] != Cost<D>{}) return false;
-  if constexpr (D > 1)
-    for (const auto* costs : {&moves, &p.entry, &p.exit, p.predecessor})
-      if (costs != nullptr)
-        for (const Cost<D>& cost : *costs)
-          if (cost[D - 1] != 0) return false;
+    if (moves[idx(y * p.num_layouts + y)] != Cost<2>{}) return false;
+  for (const auto* costs : {&moves, &p.entry, &p.exit, p.predecessor})
+    if (costs != nullptr)
+      for (const Cost<2>& cost : *costs)
+        if (cost[1] != 0) return false;
   return true;
 }
 
-template <int D>
-Counts<D>::Counts(const StageProblem<D>& problem, const std::vector<StageOption<D>>& options,
-                  const CountCaps& caps, StepBound<D>& bound, Walks& walks)
+Counts::Counts(const StageProblem<2>& problem, const std::vector<StageOption<2>>& options,
+               const CountCaps& caps, StepBound<2>& bound, Walks& walks)
     : p_(problem),
       given_(options),
       caps_(caps),
@@ -49,25 +46,22 @@ Counts<D>::Counts(const StageProblem<D>& problem, const std::vector<StageOption<
       layers_(static_cast<int>(problem.layer_type.size())),
       layouts_(idx(problem.num_layouts)) {}
 
-template <int D>
-bool Counts<D>::run(std::int64_t most_nodes) {
+bool Counts::run(std::int64_t most_nodes) {
   most_nodes_ = most_nodes;
   found_.resize(p_.only_best() ? 1 : layouts_ * layouts_);
   layers_in_.assign(layouts_, 0);
   Ticks entry = kForbidden, exit = kForbidden;
-  for (const StageOption<D>& o : given_) {
+  for (const StageOption<2>& o : given_) {
     entry = std::min(entry, p_.entry[idx(o.layout)][0]);
     if (p_.exit_allowed[idx(o.layout)] != 0) exit = std::min(exit, p_.exit[idx(o.layout)][0]);
   }
   if (entry >= kForbidden || exit >= kForbidden) return true;
   least_ends_ = entry + exit;
-  if constexpr (D > 1) {
-    double most = 0.0;
-    for (const auto& other : bound_.others) most = std::max(most, other.most[D - 1]);
-    most_tail_ = p_.most_tail;
-    if (most < static_cast<double>(kForbidden))
-      most_tail_ = std::min(most_tail_, static_cast<Ticks>(most / (1.0 - kBoundSlack)) + 1);
-  }
+  double most = 0.0;
+  for (const auto& other : bound_.others) most = std::max(most, other.most[1]);
+  most_tail_ = p_.most_tail;
+  if (most < static_cast<double>(kForbidden))
+    most_tail_ = std::min(most_tail_, static_cast<Ticks>(most / (1.0 - kBoundSlack)) + 1);
   if (!find_prices()) return true;
   order_options();
   try {
@@ -82,37 +76,31 @@ bool Counts<D>::run(std::int64_t most_nodes) {
   return true;
 }
 
-template <int D>
-double Counts<D>::priced(const StageOption<D>& option) const {
+double Counts::priced(const StageOption<2>& option) const {
   double cost =
       static_cast<double>(option.cost[0]) + byte_price_ * static_cast<double>(option.bytes);
-  if constexpr (D > 1) cost += tail_price_ * static_cast<double>(option.cost[D - 1]);
+  cost += tail_price_ * static_cast<double>(option.cost[1]);
   return cost;
 }
 
 // Upper limit of time + tail_price * tail of the points that the bound admits. For a given tail x,
 // the time is limited by linear functions of max(x, the longest other tail); the largest value is
 // where two of them cross, or at an end.
-template <int D>
-double Counts<D>::most_at(double tail_price) const {
+double Counts::most_at(double tail_price) const {
   double most = -kInf;
   const double incumbent = bound_.incumbent / (1.0 - kBoundSlack);
-  for (const OtherStages<D>& other : bound_.others) {
+  for (const OtherStages<2>& other : bound_.others) {
     const double room = incumbent - other.sum;
-    if constexpr (D == 1) {
-      most = std::max(most, room);
-    } else {
-      const double more = bound_.microbatches_less_1;
-      const double slowest = other.largest[0], longest = other.largest[D - 1];
-      const double most_time = other.most[0] / (1.0 - kBoundSlack);
-      const double most_tail = std::min(other.most[D - 1] / (1.0 - kBoundSlack), room);
-      for (const double tail : {longest, most_tail, room - more * slowest - most_time,
-                                room - (more + 1.0) * most_time, room - (more + 1.0) * slowest}) {
-        const double x = std::min(std::max(tail, longest), most_tail);
-        const double left = room - std::max(x, longest);
-        const double time = std::min({most_time, left - more * slowest, left / (more + 1.0)});
-        most = std::max(most, time + tail_price * x);
-      }
+    const double more = bound_.microbatches_less_1;
+    const double slowest = other.largest[0], longest = other.largest[1];
+    const double most_time = other.most[0] / (1.0 - kBoundSlack);
+    const double most_tail = std::min(other.most[1] / (1.0 - kBoundSlack), room);
+    for (const double tail : {longest, most_tail, room - more * slowest - most_time,
+                              room - (more + 1.0) * most_time, room - (more + 1.0) * slowest}) {
+      const double x = std::min(std::max(tail, longest), most_tail);
+      const double left = room - std::max(x, longest);
+      const double time = std::min({most_time, left - more * slowest, left / (more + 1.0)});
+      most = std::max(most, time + tail_price * x);
     }
   }
   return most;
@@ -120,13 +108,12 @@ double Counts<D>::most_at(double tail_price) const {
 
 // Lower bound of time + tail_price * tail within the budget, and the price of a byte that gives it;
 // infinite if nothing fits.
-template <int D>
-double Counts<D>::relaxed_at(double tail_price, double& byte_price) const {
+double Counts::relaxed_at(double tail_price, double& byte_price) const {
   thread_local std::vector<HullPoint> hull;
   hull.clear();
-  for (const StageOption<D>& o : given_) {
+  for (const StageOption<2>& o : given_) {
     double cost = static_cast<double>(o.cost[0]);
-    if constexpr (D > 1) cost += tail_price * static_cast<double>(o.cost[D - 1]);
+    cost += tail_price * static_cast<double>(o.cost[1]);
     hull.push_back({static_cast<double>(o.bytes), cost});
   }
   lower_hull(hull);
@@ -138,14 +125,13 @@ double Counts<D>::relaxed_at(double tail_price, double& byte_price) const {
   byte_price = 0.0;
   if (i < hull.size()) byte_price = (corner.cost - hull[i].cost) / (hull[i].bytes - corner.bytes);
   double fixed = static_cast<double>(p_.base[0] + least_ends_);
-  if constexpr (D > 1) fixed += tail_price * static_cast<double>(p_.base[D - 1]);
+  fixed += tail_price * static_cast<double>(p_.base[1]);
   return fixed + layers_ * (corner.cost + byte_price * corner.bytes) - byte_price * budget;
 }
 
 // Finds the prices of the smallest gap; false if some prove that there is no point. The gap is a
 // convex function of the price of a tick of tail.
-template <int D>
-bool Counts<D>::find_prices() {
+bool Counts::find_prices() {
   gap_ = kInf;
   const auto gap_at = [&](double tail_price) {
     double byte_price = 0.0;
@@ -162,23 +148,21 @@ bool Counts<D>::find_prices() {
     return gap;
   };
   gap_at(0.0);
-  if constexpr (D > 1) {
-    constexpr double kGolden = 0.6180339887498949;
-    double low = kLowestPrice, high = kHighestPrice;
-    double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
-    double at_a = gap_at(std::exp2(a)), at_b = gap_at(std::exp2(b));
-    for (int round = 0; round < kPriceRounds && gap_ >= 0; ++round) {
-      if (at_a <= at_b) {
-        high = std::exchange(b, a);
-        at_b = at_a;
-        a = high - kGolden * (high - low);
-        at_a = gap_at(std::exp2(a));
-      } else {
-        low = std::exchange(a, b);
-        at_a = at_b;
-        b = low + kGolden * (high - low);
-        at_b = gap_at(std::exp2(b));
-      }
+  constexpr double kGolden = 0.6180339887498949;
+  double low = kLowestPrice, high = kHighestPrice;
+  double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
+  double at_a = gap_at(std::exp2(a)), at_b = gap_at(std::exp2(b));
+  for (int round = 0; round < kPriceRounds && gap_ >= 0; ++round) {
+    if (at_a <= at_b) {
+      high = std::exchange(b, a);
+      at_b = at_a;
+      a = high - kGolden * (high - low);
+      at_a = gap_at(std::exp2(a));
+    } else {
+      low = std::exchange(a, b);
+      at_a = at_b;
+      b = low + kGolden * (high - low);
+      at_b = gap_at(std::exp2(b));
     }
   }
   if (gap_ >= 0) limit();
@@ -186,31 +170,29 @@ bool Counts<D>::find_prices() {
 }
 
 // Sets the limits that follow from the incumbent.
-template <int D>
-void Counts<D>::limit() {
+void Counts::limit() {
   const double most = most_at(tail_price_), time = most_at(0.0);
   gap_ = most - relaxed_ + kBoundSlack * std::abs(most) + 8.0;
   most_time_ = time + kBoundSlack * std::abs(time) + 8.0;
 }
 
-template <int D>
-void Counts<D>::order_options() {
+void Counts::order_options() {
   double least = kInf;
-  for (const StageOption<D>& o : given_) least = std::min(least, priced(o));
-  for (const StageOption<D>& o : given_)
+  for (const StageOption<2>& o : given_) least = std::min(least, priced(o));
+  for (const StageOption<2>& o : given_)
     if (priced(o) - least <= gap_) options_.push_back(o);
   std::stable_sort(options_.begin(), options_.end(),
                    [&](const auto& a, const auto& b) { return priced(a) > priced(b); });
-  for (const StageOption<D>& o : options_) reduced_.push_back(priced(o) - least);
+  for (const StageOption<2>& o : options_) reduced_.push_back(priced(o) - least);
   least_bytes_.assign(options_.size() + 1, kInfBytes);
   least_tail_.assign(options_.size() + 1, kInfTicks);
   for (std::size_t o = options_.size(); o-- > 0;) {
     least_bytes_[o] = std::min(least_bytes_[o + 1], options_[o].bytes);
-    least_tail_[o] = std::min(least_tail_[o + 1], options_[o].cost[D - 1]);
+    least_tail_[o] = std::min(least_tail_[o + 1], options_[o].cost[1]);
   }
   arrival_.assign(layouts_, kForbidden);
-  for (const StageOption<D>& to : options_)
-    for (const StageOption<D>& from : options_)
+  for (const StageOption<2>& to : options_)
+    for (const StageOption<2>& from : options_)
       if (from.layout != to.layout)
         arrival_[idx(to.layout)] =
             std::min(arrival_[idx(to.layout)], walks_.move(from.layout, to.layout));
@@ -218,10 +200,9 @@ void Counts<D>::order_options() {
 }
 
 // Adds layers of one more option, of those from `from` on, and then of others.
-template <int D>
-void Counts<D>::extend(std::size_t from, int left, const Part& part) {
+void Counts::extend(std::size_t from, int left, const Part& part) {
   for (std::size_t o = from; o < options_.size(); ++o) {
-    const StageOption<D>& option = options_[o];
+    const StageOption<2>& option = options_[o];
     int& layers = layers_in_[idx(option.layout)];
     const bool fresh = layers == 0;
     Part next = part;
@@ -248,7 +229,7 @@ void Counts<D>::extend(std::size_t from, int left, const Part& part) {
       if (rest == 0) {
         leaf(next);
       } else if (!last && next.bytes + rest * least_bytes_[o + 1] <= caps_.budget &&
-                 (D == 1 || next.cost[D - 1] + rest * least_tail_[o + 1] <= most_tail_)) {
+                 (next.cost[1] + rest * least_tail_[o + 1] <= most_tail_)) {
         extend(o + 1, rest, next);
       }
     }
@@ -257,15 +238,13 @@ void Counts<D>::extend(std::size_t from, int left, const Part& part) {
   }
 }
 
-template <int D>
-Ticks Counts<D>::ends(int first, int exit) const {
+Ticks Counts::ends(int first, int exit) const {
   if (p_.exit_allowed[idx(exit)] == 0) return kForbidden;
   return p_.entry[idx(first)][0] + p_.exit[idx(exit)][0];
 }
 
 // Sets the walks over the layouts used.
-template <int D>
-void Counts<D>::find_walks() {
+void Counts::find_walks() {
   set_ = walks_.over(used_);
   if (set_ == nullptr) throw TooMany{};
   least_walk_of_ = used_;
@@ -276,12 +255,11 @@ void Counts<D>::find_walks() {
                            set_->least[c] + ends(set_->layouts[c / size], set_->layouts[c % size]));
 }
 
-template <int D>
-void Counts<D>::leaf(const Part& part) {
+void Counts::leaf(const Part& part) {
   if (part.needs_transient || part.needs_shared || part.bytes > caps_.budget) return;
-  if (D > 1 && part.cost[D - 1] > most_tail_) return;
+  if (part.cost[1] > most_tail_) return;
   if (least_walk_of_ != used_) find_walks();
-  Cost<D> least = part.cost;
+  Cost<2> least = part.cost;
   least[0] += least_walk_;
   if (least_walk_ >= kForbidden || static_cast<double>(least[0]) > most_time_ || prunes(least))
     return;
@@ -299,24 +277,22 @@ void Counts<D>::leaf(const Part& part) {
     if (!admitted(set_->least[c])) continue;
     const auto walk = walks_.cost(*set_, layers_of_set_, c / size, c % size);
     if (!walk) throw TooMany{};
-    Cost<D> cost = part.cost;
+    Cost<2> cost = part.cost;
     cost[0] = fixed + *walk;
     if (admitted(*walk)) offer(cost, part.bytes, first, exit);
   }
 }
 
-template <int D>
-bool Counts<D>::prunes(const Cost<D>& cost) const {
-  typename StepBound<D>::Vector vector{};
-  for (std::size_t d = 0; d < (D == 1 ? 1 : D + 3); ++d) vector[d] = bound_.entry(cost, d);
+bool Counts::prunes(const Cost<2>& cost) const {
+  StepBound<2>::Vector vector{};
+  for (std::size_t d = 0; d < 5; ++d) vector[d] = bound_.entry(cost, d);
   return bound_.prunes(vector);
 }
 
-template <int D>
-void Counts<D>::offer(const Cost<D>& cost, Bytes bytes, int first, int exit) {
+void Counts::offer(const Cost<2>& cost, Bytes bytes, int first, int exit) {
   if (prunes(cost)) return;
   auto& known = found_[p_.only_best() ? 0 : idx(first) * layouts_ + idx(exit)];
-  Found made{cost, D == 1 ? 0 : std::max(cost[D - 1], p_.tail_floor), bytes, first, exit, counts_};
+  Found made{cost, std::max(cost[1], p_.tail_floor), bytes, first, exit, counts_};
   // the last one that is no slower has the shortest tail of these
   auto at = std::upper_bound(known.begin(), known.end(), cost[0],
                              [](Ticks time, const Found& other) { return time < other.cost[0]; });
@@ -330,15 +306,14 @@ void Counts<D>::offer(const Cost<D>& cost, Bytes bytes, int first, int exit) {
   while (end != known.end() && end->tail >= made.tail) ++end;
   known.insert(known.erase(at, end), std::move(made));
   if (!p_.only_best()) return;
-  typename StepBound<D>::Vector vector{};
-  for (std::size_t d = 0; d < (D == 1 ? 1 : D + 3); ++d) vector[d] = bound_.entry(cost, d);
+  StepBound<2>::Vector vector{};
+  for (std::size_t d = 0; d < 5; ++d) vector[d] = bound_.entry(cost, d);
   bound_.incumbent = std::min(bound_.incumbent, bound_.least(vector));
   limit();
 }
 
 // The strategies of a chain of these counts, from the first layout to the exit.
-template <int D>
-std::vector<int> Counts<D>::chain(const Found& found) const {
+std::vector<int> Counts::chain(const Found& found) const {
   std::vector<std::vector<int>> by_layout(layouts_);
   for (std::size_t o = 0; o < options_.size(); ++o)
     by_layout[idx(options_[o].layout)].insert(by_layout[idx(options_[o].layout)].end(),
@@ -366,17 +341,13 @@ std::vector<int> Counts<D>::chain(const Found& found) const {
   return chain;
 }
 
-template <int D>
-std::vector<StagePoint<D>> Counts<D>::points() const {
-  std::vector<StagePoint<D>> points;
+std::vector<StagePoint<2>> Counts::points() const {
+  std::vector<StagePoint<2>> points;
   for (const auto& known : found_)
     for (const Found& found : known)
       points.push_back({found.cost, found.bytes + caps_.transient + caps_.shared, found.first,
                         found.exit, chain(found)});
   return points;
 }
-
-template class Counts<1>;
-template class Counts<2>;
 
 }  // namespace autopar

@@ -1,4 +1,4 @@
-// A stage of equal layers by how many of them have each strategy.
+// A stage of equal layers under 1F1B by how many of them have each strategy.
 //
 // Which layers these are matters for redistribution alone, and between layers of one layout there
 // is none. So the search is over counts, not over chains of strategies: chains of the same counts
@@ -22,28 +22,27 @@ struct CountCaps {
   bool needs_transient = false, needs_shared = false;  // by some layer, all of it
 };
 
-template <int D>
 class Counts {
  public:
   // True if counts tell chains of this stage apart: its layers are of one type, moves have no tail,
   // and staying in a layout is free.
-  static bool apply(const StageProblem<D>& problem);
+  static bool apply(const StageProblem<2>& problem);
 
   // `options`: allowed under the caps. Better points lower the incumbent of `bound` where only the
   // best one counts. `walks` are of the redistribution of the type.
-  Counts(const StageProblem<D>& problem, const std::vector<StageOption<D>>& options,
-         const CountCaps& caps, StepBound<D>& bound, Walks& walks);
+  Counts(const StageProblem<2>& problem, const std::vector<StageOption<2>>& options,
+         const CountCaps& caps, StepBound<2>& bound, Walks& walks);
 
   // False if there are more than this many nodes: then points are missing.
   bool run(std::int64_t most_nodes);
   std::int64_t nodes() const { return nodes_; }
   // Undominated points per (first layout, exit layout), or the best one.
-  std::vector<StagePoint<D>> points() const;
+  std::vector<StagePoint<2>> points() const;
 
  private:
   struct TooMany {};
   struct Found {
-    Cost<D> cost{};
+    Cost<2> cost{};
     Ticks tail = 0;  // at least the floor
     Bytes bytes = 0;
     int first = 0, exit = 0;
@@ -51,7 +50,7 @@ class Counts {
   };
   // Sums over the layers chosen so far.
   struct Part {
-    Cost<D> cost{};
+    Cost<2> cost{};
     Bytes bytes = 0;
     double reduced = 0.0;
     // least arrivals in the layouts used, and the dearest of them: the first layout has none
@@ -59,10 +58,10 @@ class Counts {
     bool needs_transient = false, needs_shared = false;
   };
 
-  const StageProblem<D>& p_;
-  const std::vector<StageOption<D>>& given_;
+  const StageProblem<2>& p_;
+  const std::vector<StageOption<2>>& given_;
   const CountCaps caps_;
-  StepBound<D>& bound_;
+  StepBound<2>& bound_;
   Walks& walks_;
   const int layers_;
   const std::size_t layouts_;
@@ -71,7 +70,7 @@ class Counts {
   // bound at the prices, and the largest excess of a point
   double byte_price_ = 0.0, tail_price_ = 0.0, relaxed_ = 0.0, gap_ = 0.0;
   double most_time_ = 0.0;
-  std::vector<StageOption<D>> options_;  // of falling reduced cost
+  std::vector<StageOption<2>> options_;  // of falling reduced cost
   std::vector<double> reduced_;
   std::vector<Bytes> least_bytes_;  // of the options from each one on
   std::vector<Ticks> least_tail_;
@@ -85,7 +84,7 @@ class Counts {
   Ticks least_walk_ = 0;                   // with both ends, over the layouts `least_walk_of_`
   std::vector<std::vector<Found>> found_;  // by time; tails fall
 
-  double priced(const StageOption<D>& option) const;
+  double priced(const StageOption<2>& option) const;
   double most_at(double tail_price) const;
   double relaxed_at(double tail_price, double& byte_price) const;
   bool find_prices();
@@ -95,12 +94,9 @@ class Counts {
   void leaf(const Part& part);
   void find_walks();
   Ticks ends(int first, int exit) const;
-  bool prunes(const Cost<D>& cost) const;
-  void offer(const Cost<D>& cost, Bytes bytes, int first, int exit);
+  bool prunes(const Cost<2>& cost) const;
+  void offer(const Cost<2>& cost, Bytes bytes, int first, int exit);
   std::vector<int> chain(const Found& found) const;
 };
-
-extern template class Counts<1>;
-extern template class Counts<2>;
 
 }  // namespace autopar

@@ -24,10 +24,8 @@ constexpr std::size_t kFewTypes = 4;
 constexpr std::size_t kFewCaps = 64;
 // Number of labels from which bounds with redistribution are worth making.
 constexpr std::int64_t kManyLabels = 4096;
-// Most counts of equal layers that are searched before labels are, and most layers with one
-// dimension, where labels are few.
-constexpr std::int64_t kMostNodes = 400'000, kMostNodesOfOne = 4096;
-constexpr int kFewLayers = 16;
+// Most counts of equal layers that are searched before labels are.
+constexpr std::int64_t kMostNodes = 400'000;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
 
@@ -385,8 +383,8 @@ class Kernel {
   }
 
   void prepare_counting() {
-    if constexpr (D < 3) {
-      if (!Counts<D>::apply(p_) || (D == 1 && n_ > kFewLayers)) return;
+    if constexpr (D == 2) {  // with one dimension labels are few
+      if (!Counts::apply(p_)) return;
       std::vector<Ticks> moves;
       for (const Cost<D>& move : p_.redistribute[idx(p_.layer_type.front())])
         moves.push_back(move[0]);
@@ -396,12 +394,10 @@ class Kernel {
 
   // False if there are too many counts: then labels are searched.
   bool solved_by_counts(const CountCaps& caps) {
-    if constexpr (D < 3) {
-      Counts<D> counts(p_, options_[idx(p_.layer_type.front())], caps, bound_, *walks_);
+    if constexpr (D == 2) {
+      Counts counts(p_, options_[idx(p_.layer_type.front())], caps, bound_, *walks_);
       const bool limited = p_.most_states < std::numeric_limits<std::int64_t>::max();
-      const bool done = counts.run(limited    ? p_.most_states - own_states_
-                                   : (D == 1) ? kMostNodesOfOne
-                                              : kMostNodes);
+      const bool done = counts.run(limited ? p_.most_states - own_states_ : kMostNodes);
       states_ += counts.nodes();
       own_states_ += counts.nodes();
       for (auto& point : counts.points()) points_.push_back(std::move(point));
