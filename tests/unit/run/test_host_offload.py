@@ -10,6 +10,7 @@ from autopar.errors import InputError
 from autopar.price.account import account_of, host_bytes_of
 from autopar.price.job import job_of_run
 from autopar.price.states import layout_of_run
+from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.optimizer import (
     Host,
@@ -18,6 +19,7 @@ from autopar.rates.parts.optimizer import (
     host_update_s,
     optimizer_time_s,
 )
+from autopar.rates.stack import load_stack
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
@@ -194,7 +196,7 @@ def test_paged_moments_are_on_the_host_and_are_copied_twice() -> None:
     assert "Adam moments" not in {one.name for one in account_of(paged).states}
     assert host_bytes_of(plain, account_of(plain)) == 0
     assert host_bytes_of(paged, account_of(paged)) == pytest.approx(moments, rel=1e-6)
-    machine = machine_of(card_named("h100-80gb"), stack_named("torchtitan-eager"))
+    machine = machine_of(load_card("h100-80gb"), load_stack("torchtitan-eager"))
     seconds = [optimizer_time_s(machine, job_of_run(run), 1e9, 1e9) for run in (plain, paged)]
     link = host_of(machine).link_bytes_per_s
     assert seconds[1] - seconds[0] == pytest.approx(2 * 8e9 / link)

@@ -188,14 +188,14 @@ def test_arguments_of_experts_are_read() -> None:
     assert (found.capacity, found.padded, found.router_fp32) == (1.25, True, True)
 
 
-def test_permutation_without_its_fused_kernel() -> None:
+def test_permutation_without_its_fused_kernel(machine: Machine) -> None:
     """Sums of rows are read and written once for each: `--moe-permute-fusion` is faster."""
     times = []
     for fused in (True, False):
         kernels = ExpertKernels(dispatcher="alltoall", grouped=True, fused_permutation=fused)
         job = job_of_run(mixture(kernels))
         (part,) = [
-            one for one in layer_times(machine(), job, job.blocks[0]).parts if one.name == "permute"
+            one for one in layer_times(machine, job, job.blocks[0]).parts if one.name == "permute"
         ]
         times.append((part.forward_s, part.input_s))
     (fast, fast_back), (slow, slow_back) = times
