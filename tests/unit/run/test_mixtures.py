@@ -12,7 +12,7 @@ from autopar.price.activations import routed_tokens
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import CommunicationTime, transfer_s
+from autopar.rates.parts.operations import CommunicationTime, Machine, transfer_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job
