@@ -23,10 +23,10 @@ from tests.bridge_cases import (
     recipe_run,
     runs,
     spread,
-    target,
     texts,
     words_of_row,
 )
+from tests.step_cases import target_named
 
 LINES = (
     # H100: 30B, GPT-OSS, 235B, 70B, 405B; 70B and 235B of 25.11; 8B fully sharded, 70B, 405B and
@@ -59,7 +59,7 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
             "micro_batch": strategy.micro_batch, "global_batch": strategy.global_batch}  # fmt: skip
     # a table has the GPUs of a data-parallel group under FSDP, of experts of one expert too
     assert {key: int(row[key]) for key in said} == said
-    found = assess(run, target(card))
+    found = assess(run, target_named(card))
     assert found.interval_s is not None, found.untimed
     low, high = found.interval_s
     measured = float(row["iter_time_s"])
@@ -81,7 +81,7 @@ def test_the_ledger_has_the_price_that_is_told(line: int, tmp_path: Path) -> Non
     card = CARDS[row["gpu_type"]]
     run = checked(tmp_path, words_of_row(line), gpu=card).run
     assert run is not None
-    told = assess(run, target(card))
+    told = assess(run, target_named(card))
     own = run_of(row, settings.get(line, {}))
     assert told.step is not None
     assert told.step.total_s == pytest.approx(step_time(own.machine, own.job).total_s, rel=0.035)
@@ -113,7 +113,7 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
         else:
             refused[line] = "illegal" if "illegal" in kinds else texts(file, "not priced")[0]
             continue
-        found = assess(file.run, target(card))
+        found = assess(file.run, target_named(card))
         assert found.interval_s is not None
         low, high = found.interval_s
         inside.append(low < float(row["iter_time_s"]) < high)

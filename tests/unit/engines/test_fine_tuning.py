@@ -338,7 +338,7 @@ def test_common_words_of_axolotl_keep_the_verdict(tmp_path: Path) -> None:
     }
     assert not axolotl(tmp_path, {**AXOLOTL, **words}).withdrawn
     full = {key: value for key, value in AXOLOTL.items() if "lora" not in key and key != "adapter"}
-    full |= {"fsdp_version": 2, "fsdp_config": section}
+    full |= {"optimizer": "adamw_torch_8bit", "fsdp_version": 2, "fsdp_config": section}
     off = {"load_in_8bit": False, "load_in_4bit": False}
     assert not axolotl(tmp_path, {**full, **off}).withdrawn
     on = axolotl(tmp_path, {**full, **off, "load_in_4bit": True})
