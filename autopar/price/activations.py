@@ -286,6 +286,7 @@ def mixer_bytes(at: RankLayer) -> tuple[int, int]:
         return sparse_bytes(at, attention)
     if isinstance(mixer, Mamba):
         return scan_bytes(at, mixer)
+    assert isinstance(mixer, DeltaNet), "Megatron-LM has no other mixers"
     tokens, element = at.tokens, at.element_bytes
     heads, values = mixer.value_heads // at.split.tp, mixer.value_width
     states = math.ceil(tokens / mixer.chunk) * heads * mixer.key_width * values * element
@@ -332,8 +333,16 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             yield "key", tokens * width * groups // tp * element
             yield "value", tokens * width * groups // tp * element
         else:
-            queries = (1 + attention.gated) * heads
-            yield "qkv", tokens * width * (queries + 2 * groups) // tp * element
+            normed = tokens * width * (heads + groups) // tp
+            if attention.head_norms == "all":
+                # Operators save queries and keys in fp32, and normed before the weight
+                # (Megatron-Bridge 067f987, models/minimax_m2); values are copied below.
+                yield "queries and keys in fp32", 4 * normed
+                yield "normed queries and keys", normed * element
+                yield "gate", attention.gated * tokens * width * heads // tp * element
+            else:
+                queries = (1 + attention.gated) * heads
+                yield "qkv", tokens * width * (queries + 2 * groups) // tp * element
         if attention.head_norms != "none":
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, DeltaNet, Mamba
+from autopar.run.architecture import Attention, DeltaNet, Mamba, ShortConvolution
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, adapted_widths, base_bytes
@@ -75,6 +75,8 @@ def mixer_weights(at: RankLayer) -> Iterator[Weight]:
             yield from _mamba_weights(at, mixer)
         elif isinstance(mixer, DeltaNet):
             yield from _delta_weights(at, mixer)
+        elif isinstance(mixer, ShortConvolution):
+            yield from _convolution_weights(at, mixer)
         else:
             yield from _attention_weights(at, mixer)
 
@@ -107,6 +109,16 @@ def _delta_weights(at: RankLayer, delta: DeltaNet) -> Iterator[Weight]:
     yield from _linear("mixer out", hidden, delta.inner // tp)
 
 
+def _convolution_weights(at: RankLayer, mixer: ShortConvolution) -> Iterator[Weight]:
+    """Yield the weights of a short convolution (transformers 5.24, models/lfm2)."""
+    hidden, bias = at.layer.hidden, int(mixer.biases)
+    yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
+    yield from _linear("mixer in", mixer.projected, hidden, bias=bias * mixer.projected)
+    yield Weight(name="mixer convolution", shape=(mixer.width, 1, mixer.kernel))
+    yield from _vectors("mixer convolution bias", bias * mixer.width)
+    yield from _linear("mixer out", hidden, mixer.inner, bias=bias * hidden)
+
+
 def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
     layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
     norms = layer.norm_vectors
@@ -123,8 +135,11 @@ def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
         rows = ((1 + attention.gated) * heads + 2 * groups) * width // tp
         yield from _vectors("attention norm", hidden, norms)
         yield from _linear("qkv", rows, hidden, bias=rows if attention.qkv_biases else 0)
-        if attention.head_norms != "none":
+        if attention.head_norms == "head":
             yield from _vectors("head norms", width, 2 * norms)
+        elif attention.head_norms == "all":
+            yield from _vectors("query norm", heads * width // tp, norms)
+            yield from _vectors("key norm", max(1, groups // tp) * width, norms)
         return
     # down projections are replicated on tensor ranks: arXiv 2405.04434, section 2.1
     query = heads * width // tp

@@ -15,6 +15,7 @@ from autopar.price.activations import (
     input_bytes,
     routed_tokens,
 )
+from autopar.run.architecture import ShortConvolution
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, needs_input
@@ -90,11 +91,15 @@ def _norm_outputs(at: RankLayer, *targets: Target) -> int:
 
 def parts_without_recompute(at: RankLayer) -> Parts:
     """Yield (part, bytes) of a layer's saved activations without recomputation."""
-    adapters, mlp = at.run.runtime.adapters, at.layer.mlp
+    adapters, mlp, mixer = at.run.runtime.adapters, at.layer.mlp, at.layer.recurrent
     yield "attention norm", _norm_of_layer(at)
     # the gathered input of GEMMs is saved on every tensor rank for the weight gradients
-    yield "norm output", _norm_outputs(at, "query", "key", "value")
-    yield from _attention(at)
+    if isinstance(mixer, ShortConvolution):
+        yield "norm output", _norm_outputs(at, "query")
+        yield from _convolution(at, mixer)
+    else:
+        yield "norm output", _norm_outputs(at, "query", "key", "value")
+        yield from _attention(at)
     yield "mlp norm", _norm_of_layer(at)
     yield "norm output", _norm_outputs(at, *_first_matrices(at))
     behind = max(0, at.layer.norms - 2)
@@ -127,15 +132,31 @@ def _attention(at: RankLayer) -> Parts:
         yield "latent norms", _norm(at.run, tokens, narrow, given=True) + tokens * narrow * element
         yield "query and key", 2 * tokens * heads * attention.width * element
     else:
-        if attention.head_norms != "none":
+        if attention.head_norms == "head":
             normed = tokens * (heads + own_keys)
             yield "head norms", _norm(at.run, normed, attention.width)
+        elif attention.head_norms == "all":
+            for number in (heads, own_keys):
+                yield "head norms", _norm(at.run, tokens, number * attention.width)
         kept = heads if repeated else own_keys
         yield "query", tokens * heads * attention.width * element
         yield "key", tokens * kept * attention.width * element
     values = heads if latent is not None or repeated else own_keys
     yield "value", tokens * values * attention.value_width * element
     yield from _core(at)
+
+
+def _convolution(at: RankLayer, mixer: ShortConvolution) -> Parts:
+    """Yield (part, bytes) that a short convolution saves.
+
+    Its gates and channels are views of one tensor. The output is copied for the last matrix. Seen
+    by `saved_tensors_hooks` (transformers 5.24, models/lfm2).
+    """
+    inner = at.tokens * mixer.inner * at.element_bytes
+    yield "mixer projection", at.tokens * mixer.projected * at.element_bytes
+    yield "gated input", inner
+    yield "convolution output", inner
+    yield "mixer output", inner
 
 
 def _core(at: RankLayer) -> Parts:

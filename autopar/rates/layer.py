@@ -26,7 +26,7 @@ from autopar.rates.kernels import (
     ring_attention_s,
     unfused_attention_s,
 )
-from autopar.rates.memory_bound import cross_entropy_s, embedding_s
+from autopar.rates.memory_bound import cross_entropy_s, elements_s, embedding_s
 from autopar.rates.parts.experts import expert_parts, expert_sends
 from autopar.rates.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.rates.parts.operations import (
@@ -44,7 +44,15 @@ from autopar.rates.parts.operations import (
 from autopar.rates.parts.optimizer import weights_cast_s
 from autopar.rates.parts.sparse import indexer_sends, sparse_parts
 from autopar.records import replace
-from autopar.run.architecture import Attention, DeltaNet, Experts, Mamba, Mlp, Recurrent
+from autopar.run.architecture import (
+    Attention,
+    DeltaNet,
+    Experts,
+    Mamba,
+    Mlp,
+    Recurrent,
+    ShortConvolution,
+)
 from autopar.run.job import (
     Block,
     Job,
@@ -80,6 +88,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     if block.attention is not None:
         context = context_parallel_comm(machine, job, block.attention)
         tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
+        tensor = _sum(tensor, _wide_norm_sends(machine, job, block.attention))
         indexer, latent = block.attention.indexer, block.attention.latent
         if indexer is not None and latent is not None:
             tensor = _sum(tensor, indexer_sends(machine, job, block.hidden, indexer, latent))
@@ -188,8 +197,14 @@ def _attention_parts(
     heads = (attention.query + key_value) / t
     if attention.head_norms != "none" and latent is None:
         # In latent attention these norms act on the latents, whatever the engine calls them.
-        keys = heads - key_value / t / 2
-        yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
+        elements = n * (heads - key_value / t / 2)
+        if attention.head_norms == "all" and not job.torch_layers:
+            forward, backward = (
+                elements_s(machine.kernels, elements, moved) for moved in _WIDE_NORM_BYTES
+            )
+            yield KernelTime("head norms", "attention", "memory", forward, backward)
+        else:
+            yield element_part(machine, job, "head norms", "attention", "norm", elements)
     if latent is not None and job.fused_rotary and machine.stack.has("latent_rope"):
         # Queries are turned in place; keys and values are read together and written apart
         # (Megatron-Core fusions/fused_mla_yarn_rope_apply.py).
@@ -212,6 +227,10 @@ def _attention_parts(
     yield KernelTime("core attention", "core_attn", "attention", forward, backward)
 
 
+_WIDE_NORM_BYTES = (36.0, 68.0)
+"""Bytes per element that the operators of a norm over all heads read and write, forward and
+backward: square, sum, products and casts of `_FullDimRMSNorm` (Megatron-Bridge 067f987,
+models/minimax_m2). Megatron-LM's fused norms are per head."""
 _LOW_PRECISION = ("cudnn-mxfp8", "cudnn-fp8")
 
 
@@ -383,6 +402,8 @@ def _recurrent_parts(
     yield from linear_parts(machine, job, "mixer out", "mixer", n, hidden, mixer.inner / t)
     if isinstance(mixer, Mamba):
         yield _scan(machine, job, mixer, split)
+    elif isinstance(mixer, ShortConvolution):
+        yield _convolution(machine, job, mixer, split)
     else:
         yield from _delta_parts(machine, job, mixer, split)
 
@@ -416,6 +437,25 @@ def _delta_parts(
         for passes, rate in zip((1.0, 2.5), _DELTA_RATES, strict=True)
     )
     yield KernelTime("delta rule", "mixer", "memory", forward, backward)
+
+
+_CONVOLUTION_BYTES = (20.0, 46.0)
+"""Bytes per channel and token that the kernels of a short convolution read and write, forward and
+backward. Forward: two gates, convolution, copy. Backward: their gradients and the projected input's
+(transformers 5.24, models/lfm2, with causal_conv1d)."""
+_CONVOLUTION_KERNELS = (4, 8)
+
+
+def _convolution(
+    machine: Machine, job: Job, mixer: ShortConvolution, split: RankShape
+) -> KernelTime:
+    """Return the time of gates and convolution of a short convolution."""
+    wide = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
+    forward, backward = (
+        elements_s(machine.kernels, split.tokens * mixer.inner, wide * moved, count=count)
+        for moved, count in zip(_CONVOLUTION_BYTES, _CONVOLUTION_KERNELS, strict=True)
+    )
+    return KernelTime("short convolution", "mixer", "memory", forward, backward)
 
 
 def _scan(machine: Machine, job: Job, mamba: Mamba, split: RankShape) -> KernelTime:
@@ -456,6 +496,19 @@ def tensor_parallel_comm(machine: Machine, job: Job, hidden: int) -> Communicati
     if job.torch_layers and job.precision == "fp8" and not job.row_scales:
         gather *= 0.5  # inputs are quantised with one scale before they are gathered (torchao)
     return CommunicationTime(gather + scatter, scatter + again * gather, 5)
+
+
+def _wide_norm_sends(machine: Machine, job: Job, attention: Attention) -> CommunicationTime:
+    """Return the time to sum the squares of queries and of keys over tensor ranks.
+
+    Norms over all heads send 4 bytes per token each, and nothing in the backward (`_FullDimRMSNorm`
+    of Megatron-Bridge 067f987). torch layers have no tensor ranks with such norms.
+    """
+    if job.tp == 1 or attention.head_norms != "all":
+        return CommunicationTime()
+    return CommunicationTime(
+        2 * transfer_s(machine, "allreduce", 4.0 * job.tokens, job.tp, 1), 0.0, 2
+    )
 
 
 _CONTEXT_FRACTION = 0.1

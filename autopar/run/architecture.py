@@ -218,6 +218,31 @@ class DeltaNet(Record, checked=True, tag_field="kind", tag="delta"):
         return hidden * (self.projected + self.inner) + channels + heads
 
 
+class ShortConvolution(Record, tag_field="kind", tag="convolution"):
+    """A gated short convolution (LFM2): input gate, causal convolution, output gate."""
+
+    width: Positive
+    """Number of channels, each with its own convolution: the hidden size."""
+    kernel: Positive
+    """Tokens that the convolution reads."""
+    biases: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Number of independent channels."""
+        return self.width
+
+    @property
+    def inner(self) -> int:
+        """Width of the convolution."""
+        return self.width
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input projection: both gates and the convolved channels."""
+        return 3 * self.width
+
+
 class Mlp(Record, tag_field="kind", tag="mlp"):
     """A dense MLP of two matrices, or of three if it is gated."""
 
@@ -249,9 +274,11 @@ class Experts(Record, tag_field="kind", tag="experts"):
     groups_per_token: Positive = 1
 
 
-Recurrent = Mamba | DeltaNet
-"""Mixers with a recurrence over tokens instead of scores of pairs."""
+Recurrent = Mamba | DeltaNet | ShortConvolution
+"""Mixers with a recurrence or a convolution over tokens instead of scores of pairs."""
 Mixer = Attention | Recurrent
+TORCH_MIXERS: Mapping[type[Recurrent], str] = {ShortConvolution: "short convolutions"}
+"""Mixers of Hugging Face transformers that Megatron-LM does not have -> name in messages."""
 
 
 class Layer(Record):
@@ -423,10 +450,29 @@ class Model(Record, dict=True):
         )
 
     @property
+    def torch_mixers(self) -> str:
+        """Names of the mixers that Megatron-LM does not have; empty without such mixers."""
+        kinds = dict.fromkeys(type(one.recurrent) for one in self.kinds if one.recurrent)
+        return " and ".join(TORCH_MIXERS[kind] for kind in kinds if kind in TORCH_MIXERS)
+
+    @property
+    def has_wide_norms(self) -> bool:
+        """True if some attention has norms of queries and keys over all heads."""
+        attentions = (one.attention for one in self.kinds)
+        return any(one is not None and one.head_norms == "all" for one in attentions)
+
+    @property
     def is_conventional(self) -> bool:
         """True if all layers are attention without gate or indexer, followed by an MLP."""
-        return not self.is_hybrid and all(
-            isinstance(mixer, Attention) and not mixer.gated and mixer.indexer is None
+        return not (self.needs_megatron or self.torch_mixers)
+
+    @property
+    def needs_megatron(self) -> bool:
+        """True if some layer has one part, Mamba-2, a delta net, or gated or sparse attention."""
+        return self.is_hybrid or any(
+            (mixer.gated or mixer.indexer is not None)
+            if isinstance(mixer, Attention)
+            else type(mixer) not in TORCH_MIXERS
             for one in self.kinds
             for mixer in one.mixers
         )

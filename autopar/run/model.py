@@ -55,7 +55,7 @@ class LatentSpec(Record, checked=True):
 
 
 class ConvolutionSpec(Record, checked=True, tag_field="kind", tag="convolution"):
-    """A gated short convolution of the hidden size (LFM2)."""
+    """A `ShortConvolution` of the hidden size."""
 
     kernel: _Size
     """Tokens that the convolution reads."""
@@ -78,9 +78,9 @@ class LightningSpec(Record, checked=True, tag_field="kind", tag="lightning"):
         return 5 * hidden * inner + inner
 
 
-_Mixer = Mamba | DeltaNet | ConvolutionSpec | LightningSpec
+MixerSpec = Mamba | DeltaNet | ConvolutionSpec | LightningSpec
 _MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
-_Mixers = Annotated[tuple[_Mixer, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
+_Mixers = Annotated[tuple[MixerSpec, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
 _INDEXER = '{"heads": ..., "width": ..., "topk": ...}'
 _Indexer = Annotated[Indexer, Meta(extra={"expected": f"an indexer, {_INDEXER}"})]
 Parts = Literal["both", "mixer", "mlp"]

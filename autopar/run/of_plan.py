@@ -14,14 +14,13 @@ from autopar.records import replace
 from autopar.run.architecture import (
     Attention,
     Experts,
-    HeadNorms,
     LatentAttention,
     Layer,
     Mamba,
     Mixer,
     Mlp,
     Model,
-    Recurrent,
+    ShortConvolution,
     grouped,
     refuse_unlike,
     with_attention,
@@ -30,6 +29,7 @@ from autopar.run.model import (
     ConvolutionSpec,
     LayerSpec,
     LightningSpec,
+    MixerSpec,
     ModelSpec,
     has_attention,
     head_dim,
@@ -141,16 +141,14 @@ def _single(layer: Layer) -> tuple[Layer, ...]:
 def _as_told(layer: Layer) -> Layer:
     """Return a layer without attention sinks, shared-expert gate and router biases.
 
-    They affect neither memory nor time. Norms over all heads become norms per head, and chunks of a
-    scan those of Megatron-LM, which has no argument for them.
+    They affect neither memory nor time. Chunks of a scan become those of Megatron-LM, which has no
+    argument for them.
     """
     attention, experts = layer.attention, layer.experts
     if isinstance(mixer := layer.recurrent, Mamba):
         layer = replace(layer, mixers=(replace(mixer, chunk=128),))
     if attention is not None:
-        head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
-        own = replace(attention, sinks=False, head_norms=head_norms)
-        layer = with_attention(layer, own)
+        layer = with_attention(layer, replace(attention, sinks=False))
     if experts is not None:
         layer = replace(layer, mlp=replace(experts, shared_gate=False, router_biases=False))
     return layer
@@ -162,12 +160,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             f"model {spec.name!r}: heads and MLP width are unknown",
             remedy="Add --model with a model spec",
         )
-    mixers: list[Mixer] = [one for one in layer.mixers if isinstance(one, Recurrent)]
-    if len(mixers) < len(layer.mixers):
-        raise InputError(
-            f"model {spec.name!r}: {_unpriced(layer)} is counted, but time and memory are unknown",
-            remedy="Use a model with attention, gated delta nets and Mamba-2 alone",
-        )
+    mixers = [_mixer_of_spec(spec, layer, one) for one in layer.mixers]
     norms = layer_norms(layer)
     if has_attention(layer):
         mixers.insert(0, _attention_of_spec(spec, layer, window))
@@ -184,16 +177,15 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
     )
 
 
-_UNPRICED: dict[type, str] = {
-    ConvolutionSpec: "a short convolution",
-    LightningSpec: "lightning attention",
-}
-
-
-def _unpriced(layer: LayerSpec) -> str:
-    """Return the name of a layer's part that has no price."""
-    kinds = {type(one) for one in layer.mixers}
-    return next(name for kind, name in _UNPRICED.items() if kind in kinds)
+def _mixer_of_spec(spec: ModelSpec, layer: LayerSpec, mixer: MixerSpec) -> Mixer:
+    if isinstance(mixer, ConvolutionSpec):
+        return ShortConvolution(width=layer.hidden_size, kernel=mixer.kernel, biases=mixer.biases)
+    if isinstance(mixer, LightningSpec):
+        raise InputError(
+            f"model {spec.name!r}: lightning attention is counted, but time and memory are unknown",
+            remedy="Use a model with attention and other mixers",
+        )
+    return mixer
 
 
 def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Attention:

@@ -405,6 +405,11 @@ MIXERS = (
          "megatron/core/models/gpt/experimental_attention_variant_module_specs.py (d98e8a64)"),
     Rule("sparse.context", ("sparse_heads", "cp"), lambda heads, cp: (heads > 0) * (cp > 1),
          "sparse attention with cp({cp}) is not priced", source=_SPARSE, level="unpriced"),
+    *(Rule(f"torch-mixers.{name}", ("torch_mixers", degree),
+           lambda mixers, degree: (mixers != "") * (degree > 1),
+           f"{name} ranks with {{torch_mixers}} are not priced, got {degree}({{{degree}}})",
+           level="unpriced")
+      for name, degree in (("tensor", "tp"), ("context", "cp"))),
 )  # fmt: skip
 """Rules of mixers: tensor ranks split heads and groups, context ranks exchange heads."""
 MIXER_FP8 = Rule(
@@ -414,11 +419,23 @@ MIXER_FP8 = Rule(
     "which fp8 needs", source=_MIXERS,
 )  # fmt: skip
 NO_HYBRID = Rule(
-    "hybrid.engine", ("hybrid",), lambda hybrid: hybrid,
-    "only Megatron-LM is priced with layers of one part, mixers other than attention, and gated or "
+    "hybrid.engine", ("needs_megatron",), lambda needs: needs,
+    "only Megatron-LM is priced with layers of one part, Mamba-2, gated delta nets, and gated or "
     "sparse attention", "Use --engine megatron",
 )  # fmt: skip
 """Rule for engines whose hybrid models have no price."""
+NO_WIDE_NORMS = Rule(
+    "wide-norms.tensor", ("wide_norms", "tp"), lambda wide, tp: wide * (tp > 1),
+    "with norms of queries and keys over all heads each tensor rank computes all heads, which is "
+    "not priced, got tp({tp})", "Use --tp 1", "base_model_tp_plan of models/minimax_m2 and "
+    "models/olmo2 (transformers 5.24)", level="unpriced",
+)  # fmt: skip
+"""Rule for engines that gather queries and keys for their norms."""
+NO_TORCH_MIXERS = Rule(
+    "torch-mixers.engine", ("torch_mixers",), lambda mixers: mixers != "",
+    "Megatron-LM has no {torch_mixers}", "Use --engine accelerate or deepspeed",
+    "megatron/core/models/hybrid/hybrid_layer_allocation.py (d98e8a64)",
+)  # fmt: skip
 ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)
 """Rules of every engine on sizes and degrees, for runs, candidates and layers of plans."""
 

@@ -161,12 +161,14 @@ def run_with_split(run: Run, **fields: Any) -> Run:
     return replace(run, strategy=with_split(run.strategy, **fields))
 
 
-def mixer_values(model: Model) -> dict[str, int]:
+def mixer_values(model: Model) -> dict[str, Any]:
     """Return the sizes of mixers that the rules of `MIXERS` read; empty with attention alone."""
     mamba, delta, sparse = model.first_mamba, model.first_delta, model.first_sparse
-    found = {}
+    found: dict[str, Any] = {}
+    if model.torch_mixers:
+        found["torch_mixers"] = model.torch_mixers
     if sparse is not None and sparse.latent is not None:
-        found = {"sparse_heads": sparse.heads, "sparse_latent": sparse.latent.kv_rank}
+        found |= {"sparse_heads": sparse.heads, "sparse_latent": sparse.latent.kv_rank}
     if delta is not None:
         found |= {"delta_keys": delta.key_heads, "delta_values": delta.value_heads}
         found["mixer_projected"] = delta.projected

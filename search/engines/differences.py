@@ -33,6 +33,7 @@ from autopar.training.launch_settings import different_fields
 from search.engines.exporter_types import UnsupportedFeature
 
 _PHRASES: Mapping[str, str] = {
+    "attention.head_norms": "norms of queries and keys",
     "attention.kv_heads": "heads of keys and values",
     "attention.window": "the window of attention",
     "experts.skew": "tokens of the busiest rank over the mean",

@@ -16,7 +16,16 @@ from autopar.pipeline.schedules import Schedule
 from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
-from autopar.run.rules import NO_HYBRID, WHOLE_KEYS, Notice, Rule, broken, holds_all, refuse
+from autopar.run.rules import (
+    NO_HYBRID,
+    NO_WIDE_NORMS,
+    WHOLE_KEYS,
+    Notice,
+    Rule,
+    broken,
+    holds_all,
+    refuse,
+)
 from autopar.run.run import Run, legal, mixer_values
 from autopar.run.runtime import (
     BLACKWELL,
@@ -233,7 +242,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "ulysses": 1,
         "heads": model.attention.heads,
         **mixer_values(model),
-        "hybrid": not model.is_conventional,
+        **layer_values(model),
         "query_groups": model.attention.kv_heads,
         # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,
@@ -262,17 +271,25 @@ def adapter_values(rank: int, base: BaseName) -> dict[str, Any]:
     return {"lora_rank": rank, "lora_base": base}
 
 
-def refuse_adapters(rules: Sequence[Rule], run: Run) -> Run:
-    """Return a run of a file; raises RuleError with the rules on adapters that it breaks.
+def layer_values(model: Model) -> dict[str, Any]:
+    """Return the values that rules on the layers of a model read."""
+    return {"needs_megatron": model.needs_megatron, "wide_norms": model.has_wide_norms}
 
-    rules : all rules of its engine; those on adapters are evaluated.
+
+def refuse_unsupported(rules: Sequence[Rule], run: Run) -> Run:
+    """Return a run of a file; raises RuleError with rules on layers and adapters that it breaks.
+
+    rules : all rules of its engine; those on layers and adapters are evaluated.
     """
+    layers = {**layer_values(run.model), "tp": run.split.tp}
+    refuse([one for one in rules if {*one.over} & {*layer_values(run.model)}], layers)
     adapters, split, experts = run.runtime.adapters, run.split, run.model.experts
     if adapters is None:
         return run
     words = {kind: word for word, kind in BASES.items()}
     values = {
         **adapter_values(adapters.rank, words[adapters.base]),
+        **mixer_values(run.model),
         "tp": split.tp,
         "cp": split.cp,
         "etp": split.etp,
@@ -438,6 +455,10 @@ TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)
 PLAIN_RULES = (
     WHOLE_KEYS,
     NO_HYBRID,
+    NO_WIDE_NORMS,
+    Rule("transformers.adapters-mixers", ("lora_rank", "torch_mixers"),
+         lambda rank, mixers: (rank > 0) * (mixers != ""),
+         "adapters of models with {torch_mixers} are not priced"),
     Rule("transformers.latent", ("latent",), lambda latent: latent,
          "activations of transformers with latent attention are not counted"),
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:

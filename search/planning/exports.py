@@ -142,6 +142,10 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
     )
 
 
+_OF_MODEL = ("attention", "layer", "mixer", "mlp", "model")
+"""Records of `run_differences` that describe the model."""
+
+
 def launch_export(stored: StoredRun, engine: str) -> Export:
     """Return the export of a uniform plan to an engine, which may differ from that of the search.
 
@@ -202,8 +206,8 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         launch=found.launch,
         notes=found.notes,
         losses=losses,
-        # losses need `--allow-approx` only on another engine
-        lossy=bool(losses) and not is_own,
+        # losses need `--allow-approx` only on another engine, or in the model
+        lossy=any(not is_own or one.field.split(".")[0] in _OF_MODEL for one in losses),
         changes=changes,
         too_large=too_large,
         price=price,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.states import layout_of_run
 from autopar.records import replace
-from autopar.run.architecture import DeltaNet, Mamba, Mlp, Model
+from autopar.run.architecture import TORCH_MIXERS, DeltaNet, Mamba, Mlp, Model
 from autopar.units import format_count
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def _kinds(model: Model) -> str:
     number = {
         "Mamba-2": sum(isinstance(layer.recurrent, Mamba) for layer in model.each_layer),
         "gated delta net": sum(isinstance(layer.recurrent, DeltaNet) for layer in model.each_layer),
+        **{
+            name: sum(isinstance(layer.recurrent, kind) for layer in model.each_layer)
+            for kind, name in TORCH_MIXERS.items()
+        },
         "sparse attention" if model.first_sparse else "attention": sum(
             layer.attention is not None for layer in model.each_layer
         ),

@@ -34,6 +34,7 @@ from autopar.run.architecture import (
     Mlp,
     Model,
     Recurrent,
+    ShortConvolution,
     grouped,
     with_attention,
 )
@@ -433,13 +434,41 @@ def small_sparse(draw: random.Random) -> Model:
     return replace(plain, layers=layers, repeat=repeat)
 
 
+def small_wide(draw: random.Random) -> Model:
+    """Return a model with norms of queries and keys over all heads."""
+    plain = small_model(draw)
+    groups = []
+    for group in plain.layers:
+        attention = group.layer.attention
+        assert attention is not None
+        own = replace(attention, head_norms="all", latent=None)
+        own = replace(own, width=own.value_width, kv_heads=own.heads // 2)
+        groups.append(replace(group, layer=with_attention(group.layer, own)))
+    return replace(plain, layers=tuple(groups))
+
+
+def small_convolution(draw: random.Random) -> Model:
+    """Return a model of transformers with short convolutions in place of some attention."""
+    plain = replace(small_wide(draw), mtp=0, mtp_block=(), dropout=0.0)
+    whole = plain.last
+    attention = whole.attention
+    assert attention is not None
+    whole = with_attention(whole, replace(attention, head_norms="head", window=None))
+    mixer = ShortConvolution(width=whole.hidden, kernel=3, biases=whole.biases)
+    short = replace(whole, mixers=(mixer,))
+    dense = replace(short, mlp=Mlp(width=1024, gated=True))
+    every = draw.choice([(short, whole), (dense, short, whole), (dense, short, short, whole)])
+    groups, repeat = grouped(every * draw.choice([1, 2]))
+    return replace(plain, layers=groups, repeat=repeat)
+
+
 def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-Kind = Literal["plain", "hybrid", "sparse", "packed", "recipe", "tuned"]
-"""Kind of questions: of Megatron-LM's models alone, of torchtitan's adapters (`recipe`), or of
-optimizers of fine-tuning (`tuned`)."""
+Kind = Literal["plain", "hybrid", "sparse", "wide", "convolution", "packed", "recipe", "tuned"]
+"""Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`convolution`),
+of torchtitan's adapters (`recipe`), or of optimizers of fine-tuning (`tuned`)."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
         ("deepspeed", TrainingSettings(optimizer=name))
@@ -457,7 +486,7 @@ TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     ("megatron", TrainingSettings(sft=True)),
 )
 """Engine and settings of the questions of kind `tuned`."""
-_OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse}
+_OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse, "wide": small_wide}
 """Models of Megatron-LM alone, by kind."""
 
 
@@ -488,12 +517,19 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         if training.lora_rank is not None or seed % 8 == 2:
             seed, training = seed + 1, _training(seed + 1)
         engine, model = spaces()[0], _OF_MEGATRON[kind](draw)
+    elif kind == "convolution":
+        engine, stages = engine_space(draw.choice(["deepspeed", "accelerate"])), [1]
+        model, training = small_convolution(draw), TrainingSettings()
     elif seed % 4 == 3 and training in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
-    if kind != "recipe" and seed % 4 == 1 and (engine is not spaces()[0] or model.experts is None):
+    if (
+        kind not in ("recipe", "convolution")
+        and seed % 4 == 1
+        and (engine is not spaces()[0] or model.experts is None)
+    ):
         # limits the questions of mixtures with all remedies
         return None
     if engine.name == "torchtitan" and random.Random(seed).random() < 0.4:

@@ -40,7 +40,7 @@ from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.memory import MemoryBudget
-from tests.oracles.uniform import TUNED, Priced, Question, question
+from tests.oracles.uniform import TUNED, Kind, Priced, Question, question
 
 pytestmark = pytest.mark.whole
 
@@ -292,6 +292,16 @@ def test_the_smallest_plan_is_small_without_time(seed: int) -> None:
 def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: int) -> None:
     """With and without a loss of the indexer, experts and MTP."""
     found = question(seed, most=40, kind="sparse")
+    check(found, fresh(found))
+
+
+@pytest.mark.parametrize("kind", ["wide", "convolution"])
+@pytest.mark.parametrize("seed", [*range(8), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100)
+)])  # fmt: skip
+def test_the_answer_with_rarer_layers_is_that_of_pricing_everything(seed: int, kind: Kind) -> None:
+    """Norms of queries and keys over all heads; short convolutions, with and without experts."""
+    found = question(seed, most=40, kind=kind)
     check(found, fresh(found))
 
 

@@ -45,7 +45,7 @@ from search.engines.bridge.recipes import (
 from search.engines.bridge.source import is_source, read_source
 from search.engines.megatron.read import ReadRun, read_run
 from search.engines.megatron.rules import ADAPTERS
-from search.engines.space import refuse_adapters
+from search.engines.space import refuse_unsupported
 from search.engines.text import Command, Configuration
 
 _PROGRAMS = re.compile(
@@ -652,7 +652,7 @@ def run_of_settings(
         gpu=gpu,
         source=source,
     )
-    return replace(read, run=refuse_adapters(ADAPTERS, legal(_beyond(read.run, settings))))
+    return replace(read, run=refuse_unsupported(ADAPTERS, legal(_beyond(read.run, settings))))
 
 
 _SWITCHES = frozenset(

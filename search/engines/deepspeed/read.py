@@ -58,7 +58,7 @@ from search.engines.huggingface.script import (
 )
 from search.engines.keys import Keys, flattened, whole
 from search.engines.megatron.read import ReadRun
-from search.engines.space import TORCH_EXPERTS, TRANSFORMERS, refuse_adapters
+from search.engines.space import TORCH_EXPERTS, TRANSFORMERS, refuse_unsupported
 
 _HARMLESS = frozenset(
     {
@@ -655,7 +655,7 @@ def read_deepspeed(
     )
     unpriced = ULYSSES.format("sequence_parallel_size") if exchange > 1 else None
     return ReadRun(
-        run=refuse_adapters(SPACE, run),
+        run=refuse_unsupported(SPACE, run),
         ignored=(*ignored, *script.words.ignored(asked.declared)),
         unpriced=unpriced,
         notes=script.notes,

@@ -35,7 +35,7 @@ from search.engines.huggingface.rules import FILE, SPACE, grid_values
 from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions, sets_batch
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
-from search.engines.space import refuse_adapters
+from search.engines.space import refuse_unsupported
 from search.engines.text import Configuration, flags_of, named_text
 
 _HARMLESS = frozenset(
@@ -322,7 +322,7 @@ def read_accelerate(
         kind=precision,
         split=Split(tp=tp, cp=cp, zero=zero, replicas=replicas),
     )
-    refuse_adapters(SPACE, run)
+    refuse_unsupported(SPACE, run)
     if kind != "FSDP":
         # A section without effect is reported as such.
         keys.asked.update(key for key in keys.values if key.startswith("fsdp_config."))

@@ -16,7 +16,7 @@ from autopar.documents.catalog import find_model, model_names
 from autopar.documents.json import load_object
 from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
-from autopar.run.architecture import Model
+from autopar.run.architecture import Model, ShortConvolution
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
@@ -152,7 +152,7 @@ def _stand_in(job: ExportJob) -> Model:
 
 
 def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str, Any]:
-    """Return a model as a `config.json` of type llama, mixtral, qwen2, qwen3 or qwen3_moe.
+    """Return a model as a `config.json` of a type that `_kind` names.
 
     Raises UnsupportedError for a model with parts that these configurations lack.
     """
@@ -179,6 +179,7 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
         "tie_word_embeddings": model.tied,
         **({} if base is None else {"rope_theta": base}),
         **_experts(model, kind),
+        **_convolutions(model),
     }
 
 
@@ -187,9 +188,15 @@ def _others(model: Model) -> list[str]:
     attention, experts, layer = model.attention, model.experts, model.last
     shared = experts is not None and experts.shared_width > 0
     normed, rotary = attention.head_norms != "none", model.positions == "rotary"
+    wide, mixer = attention.head_norms == "all", _short_convolution(model)
+    # the first layers of LFM2 are dense
+    apart = sorted(model.mixtures) if mixer else [True] * model.num_layers
     others = {
+        "mixers of other models": model.needs_megatron,
+        "short convolutions and heads without norms": bool(mixer) and (wide or not normed),
+        "norms of queries and keys over all heads without experts": wide and experts is None,
         "experts that every token visits": shared,
-        "experts in some layers": experts is not None and not all(model.mixtures),
+        "experts in some layers": experts is not None and list(model.mixtures) != apart,
         "experts with biases": experts is not None and attention.qkv_biases,
         "latent attention": attention.latent is not None,
         "sliding-window attention": attention.window is not None,
@@ -208,6 +215,10 @@ def _others(model: Model) -> list[str]:
 def _kind(model: Model) -> tuple[str, str]:
     """Return the `model_type` of a model and the prefix of its class name."""
     norms = model.attention.head_norms != "none"
+    if _short_convolution(model) is not None:
+        return ("lfm2", "Lfm2") if model.experts is None else ("lfm2_moe", "Lfm2Moe")
+    if model.attention.head_norms == "all":
+        return "minimax_m2", "MiniMaxM2"
     if model.experts is not None:
         return ("qwen3_moe", "Qwen3Moe") if norms else ("mixtral", "Mixtral")
     if norms:
@@ -220,15 +231,35 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
     if experts is None:
         return {}
     found: dict[str, Any] = {"num_experts_per_tok": experts.per_token}
-    if kind == "mixtral":
+    if kind in ("mixtral", "minimax_m2"):
         return {**found, "num_local_experts": experts.number, "intermediate_size": experts.width}
     return {
         **found,
         "num_experts": experts.number,
         "moe_intermediate_size": experts.width,
+        **({"num_dense_layers": model.mixtures.index(True)} if kind == "lfm2_moe" else {}),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "norm_topk_prob": True,
+    }
+
+
+def _short_convolution(model: Model) -> ShortConvolution | None:
+    mixers = (one.recurrent for one in model.kinds)
+    return next((one for one in mixers if isinstance(one, ShortConvolution)), None)
+
+
+def _convolutions(model: Model) -> dict[str, Any]:
+    mixer = _short_convolution(model)
+    if mixer is None:
+        return {}
+    kinds = ["full_attention" if one.attention else "conv" for one in model.each_layer]
+    return {
+        "layer_types": kinds,
+        "conv_L_cache": mixer.kernel,
+        "conv_bias": mixer.biases,
+        # the width of the MLP is final
+        "block_auto_adjust_ff_dim": False,
     }
 
 

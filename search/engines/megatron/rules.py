@@ -25,6 +25,7 @@ from autopar.run.rules import (
     HEADS,
     MIXER_FP8,
     NO_EXPERTS,
+    NO_TORCH_MIXERS,
     SEQUENCE,
     SPARSE_PRECISION,
     WHOLE_EXPERTS,
@@ -621,6 +622,7 @@ Sources: `peft/utils.py` and `training/setup.py`.
 """
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
+    NO_TORCH_MIXERS,
     MIXER_FP8,
     SPARSE_PRECISION,
     _rule("sparse.device", "sparse_heads, gpu",

@@ -79,7 +79,7 @@ def _shape(model: Model) -> tuple[object, ...]:
         *(model.hidden, model.dense_width, model.vocab, model.mixtures, layer.gates, layer.norm),
         *(model.tied, layer.biases, attention.qkv_biases or layer.biases, model.positions),
         *(attention.heads, heads, attention.width, attention.value_width, attention.latent),
-        *(attention.head_norms != "none", attention.window, model.mtp),
+        *(attention.head_norms, attention.window, model.mtp),
         experts and (experts.number, experts.per_token, experts.width, experts.shared_width),
     )
 

@@ -1,0 +1,256 @@
+"""Layers of transformers that Megatron-LM does not have, and norms over all heads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autopar
+from autopar.documents.spec import load_spec
+from autopar.price.activations import saved_parts
+from autopar.price.assessment import Target, assess
+from autopar.price.job import job_of_run
+from autopar.price.oom_risk import few_runs
+from autopar.price.parameters import stage_weights
+from autopar.price.torch_layers import parts_without_recompute
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.layer import layer_times
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
+from autopar.records import replace
+from autopar.run.model import model_parameter_count
+from autopar.run.of_plan import uniform_model
+from autopar.run.run import Run
+from autopar.run.strategy import even_chunks
+from search.engines.candidate import Candidate, Constraints
+from search.engines.exporter_types import ExportTarget
+from search.engines.files import written
+from search.engines.space import EngineContext, run_of
+from search.engines.table import engine_space
+from search.planning.uniform.infeasibility import violated_rule
+
+LFM2: dict[str, Any] = {
+    "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 65536,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14], "max_position_embeddings": 128000,
+}  # fmt: skip
+"""LFM2-1.2B."""
+MOE = {
+    "model_type": "lfm2_moe", "intermediate_size": 7168, "block_ff_dim": None,
+    "num_hidden_layers": 24, "full_attn_idxs": None,
+    "layer_types": ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv"
+                    for at in range(24)],
+}  # fmt: skip
+"""LFM2-8B-A1B, over LFM2-1.2B."""
+M2: dict[str, Any] = {
+    "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
+    "num_hidden_layers": 4, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 200064, "max_position_embeddings": 196608, "num_local_experts": 16,
+    "num_experts_per_tok": 8,
+}  # fmt: skip
+"""Four layers of MiniMax-M2 with fewer experts."""
+TOKENS = 4096
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Path]:
+    def write(config: dict[str, Any], **more: Any) -> Path:
+        given = {key: one for key, one in {**config, **more}.items() if one is not None}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(given))
+        return path
+
+    return write
+
+
+def context(path: Path, **more: Any) -> EngineContext:
+    own = uniform_model(load_spec(str(path), seq_length=[TOKENS]))
+    values: dict[str, Any] = {"name": "own", "seq": TOKENS, "global_batches": (64,), "world": 8}
+    return EngineContext(model=own, gpu="h100-80gb", domain=8, **{**values, **more})
+
+
+def run_in(engine: str, path: Path, **choice: Any) -> Run:
+    job = context(path)
+    chunks = even_chunks(job.model.num_layers, 1)
+    given = {"global_batch": 64, "micro_batch": 1, "zero": 3, "chunks": chunks, **choice}
+    return run_of(engine_space(engine), job, Candidate(**given))
+
+
+@pytest.mark.parametrize("config", [LFM2, {**LFM2, **MOE}], ids=["dense", "experts"])
+@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
+def test_an_export_is_read_back_as_the_plan(
+    config: dict[str, Any], engine: str, model: Callable[..., Path]
+) -> None:
+    """Its `config.json` describes the model to the last parameter."""
+    path = model(config)
+    run = run_in(engine, path)
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model=None, spec=None)
+    found = written(run, engine=engine, place=place)
+    assert found.losses == ()
+    (name,) = (name for name in found.files if name.endswith("config.json"))
+    again = model(json.loads(found.files[name]))
+    spec, own = (load_spec(str(one), seq_length=[TOKENS]) for one in (again, model(config)))
+    assert model_parameter_count(spec) == model_parameter_count(own)
+    weights = sum(one.elements for one in stage_weights(run, 0)[0])
+    assert weights == model_parameter_count(own)
+
+
+def test_a_short_convolution_saves_what_autograd_does(model: Callable[..., Path]) -> None:
+    """The operators of `Lfm2ShortConv`, from the output of the norm to the last matrix."""
+    hidden, tokens = 32, 64
+    path = model({**LFM2, "hidden_size": hidden, "num_attention_heads": 2,
+                  "num_key_value_heads": 1})  # fmt: skip
+    run = run_in("deepspeed", path)
+    parts = dict(parts_without_recompute(run.rank_layers[0]))
+    names = ("mixer projection", "gated input", "convolution output", "mixer output")
+    counted = sum(parts[name] for name in names) // TOKENS
+
+    def forward(x: torch.Tensor, first: Any, second: Any, weight: torch.Tensor) -> torch.Tensor:
+        gate, out, value = first(x).transpose(-1, -2).chunk(3, dim=-2)
+        convolved = torch.nn.functional.conv1d(
+            torch.nn.functional.pad(gate * value, (2, 0)), weight, groups=hidden
+        )
+        return second((out * convolved).transpose(-1, -2).contiguous())
+
+    first = torch.nn.Linear(hidden, 3 * hidden, bias=False, dtype=torch.bfloat16)
+    second = torch.nn.Linear(hidden, hidden, bias=False, dtype=torch.bfloat16)
+    weight = torch.randn(hidden, 1, 3, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(1, tokens, hidden, dtype=torch.bfloat16)
+    own = {one.data_ptr() for one in (x, weight, first.weight, second.weight)}
+    seen = _seen(lambda: forward(x, first, second, weight), own)
+    # the operator of PyTorch pads the sequence by two tokens
+    assert sum(seen) // tokens == pytest.approx(counted, rel=2 / tokens)
+
+
+def _seen(forward: Callable[[], Any], known: set[int]) -> list[int]:
+    """Return the bytes of the storages that a forward saves, without the known ones."""
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        kept = forward()
+    assert kept is not None
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "degrees", "rule"),
+    [
+        ("megatron", {}, "torch-mixers.engine"),
+        ("accelerate", {"tp": (2,)}, "torch-mixers.tensor"),
+        ("accelerate", {"cp": (2,)}, "torch-mixers.context"),
+    ],
+)
+def test_other_engines_and_degrees_are_refused(
+    engine: str, degrees: dict[str, Any], rule: str, model: Callable[..., Path]
+) -> None:
+    found = violated_rule(engine_space(engine), context(model(LFM2)), Constraints(**degrees))
+    assert found is not None
+    assert found.id == rule
+
+
+def test_intervals_span_all_classes_of_published_runs(model: Callable[..., Path]) -> None:
+    """No run with short convolutions is published, so the interval of a step is the widest."""
+    run = run_in("deepspeed", model(LFM2))
+    assert few_runs(run.model) == "none with short convolutions"
+    target = Target(
+        machine=machine_of(load_card("h100-80gb"), stack=load_stack("torchtitan-eager")),
+        accuracy=load_accuracy(),
+        site_known=False,
+        oom_risk=0.5,
+    )
+    found, own = assess(run, target).runs, load_accuracy()
+    assert found is not None
+    assert found.low == min(one.low for one in own.classes)
+    assert found.high == max(one.high for one in own.classes)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b", "granite-4-small", "deepseek-v3.2"])
+def test_files_of_torch_engines_do_not_get_layers_of_megatron(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True}, "zero_optimization": {"stage": 3},
+    }))  # fmt: skip
+    found = autopar.check(str(path), hardware="h100:1x8", model=name, seq_length=TOKENS)
+    assert [one["id"] for one in found["launches"][0]["findings"]] == ["hybrid.engine"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Norms of queries and keys over all heads
+
+
+def test_tensor_ranks_of_megatron_sum_squares(model: Callable[..., Path]) -> None:
+    """Two sums of four bytes per token each way of the forward, and none in the backward."""
+    machine = machine_of(load_card("h100-80gb"), stack=load_stack("megatron-core"))
+    run = run_in("megatron", model(M2), tp=2, zero=1)
+    job = job_of_run(run)
+    norms = {}
+    for kind in ("head", "all"):
+        attention = job.blocks[0].attention
+        assert attention is not None
+        block = replace(job.blocks[0], attention=replace(attention, head_norms=kind))
+        norms[kind] = layer_times(machine, job, block)
+    narrow, wide = norms["head"].tensor, norms["all"].tensor
+    assert wide.calls == narrow.calls + 2
+    assert wide.forward_s > narrow.forward_s
+    assert wide.backward_s == narrow.backward_s
+    alone = layer_times(machine, replace(job, tp=1), job.blocks[0]).tensor
+    assert alone.calls == 0
+
+
+def test_norms_over_all_heads_save_what_autograd_does(model: Callable[..., Path]) -> None:
+    """The operators of `_FullDimRMSNorm` on queries and keys, before positions and attention."""
+    width, tokens = 64, 32
+    weight = torch.nn.Parameter(torch.ones(width, dtype=torch.bfloat16))
+    x = torch.randn(tokens, 1, width, dtype=torch.bfloat16, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        wide = x.to(torch.float32)
+        variance = wide.pow(2).sum(-1, keepdim=True) / width
+        return weight * (wide * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+
+    seen = sum(_seen(forward, {x.data_ptr(), weight.data_ptr()})) / (tokens * width)
+    run = run_in("megatron", model(M2), tp=1, zero=1)
+    parts, elements = dict(saved_parts(run.rank_layers[0])), TOKENS * 128 * (48 + 8)
+    counted = parts["queries and keys in fp32"] + parts["normed queries and keys"]
+    # and one number per row
+    assert seen == pytest.approx(counted / elements + 4 / width)
+    assert "qkv" not in parts
+
+
+def test_weights_of_wide_norms_are_divided(model: Callable[..., Path]) -> None:
+    for tp in (1, 2):
+        run = run_in("megatron", model(M2), tp=tp, zero=1)
+        sizes = {one.name: one.elements for one in stage_weights(run, 0)[0]}
+        assert (sizes["query norm"], sizes["key norm"]) == (48 * 128 // tp, 8 * 128 // tp)
+
+
+def test_transformers_has_a_configuration_of_wide_norms(model: Callable[..., Path]) -> None:
+    run = run_in("deepspeed", model(M2))
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model=None, spec=None)
+    found = written(run, engine="deepspeed", place=place)
+    assert found.losses == ()
+    assert json.loads(found.files["model/config.json"])["model_type"] == "minimax_m2"
+    refused = violated_rule(engine_space("deepspeed"), context(model(M2)), Constraints(tp=(2,)))
+    assert refused is not None
+    assert refused.id == "wide-norms.tensor"
+
+
+def test_megatron_has_no_script_of_wide_norms(model: Callable[..., Path]) -> None:
+    """Megatron-Bridge has a separate layer for MiniMax-M2, which no argument names."""
+    run = run_in("megatron", model(M2), tp=2, zero=1)
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model=None, spec=None)
+    found = written(run, engine="megatron", place=place)
+    assert [one.field for one in found.losses] == ["attention.head_norms"]
