@@ -16,11 +16,10 @@ from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
 from autopar.families.mixtures import DeepseekV3, is_sparse
 from autopar.records import replace, shorten
-from autopar.run.architecture import DeltaNet, Indexer, Mamba
+from autopar.run.architecture import DeltaNet, Indexer, LightningAttention, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
     LayerSpec,
-    LightningSpec,
     ModelSpec,
 )
 
@@ -476,6 +475,7 @@ class _MiniMax(Hybrid):
 
     num_local_experts: Whole = 8
     num_experts_per_tok: Whole = 2
+    block_size: Whole = 256
 
     def mixed(self, path: Path, place: int) -> LayerSpec:
         layer = replace(
@@ -491,7 +491,10 @@ class _MiniMax(Hybrid):
         if attends:
             return layer
         width = self.head_width(path) or 0
-        return _without_attention(layer, LightningSpec(heads=self.num_attention_heads, width=width))
+        mixer = LightningAttention(
+            heads=self.num_attention_heads, width=width, chunk=self.block_size
+        )
+        return _without_attention(layer, mixer)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,7 +10,13 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, DeltaNet, Mamba, ShortConvolution
+from autopar.run.architecture import (
+    Attention,
+    DeltaNet,
+    LightningAttention,
+    Mamba,
+    ShortConvolution,
+)
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, adapted_widths, base_bytes
@@ -77,6 +83,8 @@ def mixer_weights(at: RankLayer) -> Iterator[Weight]:
             yield from _delta_weights(at, mixer)
         elif isinstance(mixer, ShortConvolution):
             yield from _convolution_weights(at, mixer)
+        elif isinstance(mixer, LightningAttention):
+            yield from _lightning_weights(at, mixer)
         else:
             yield from _attention_weights(at, mixer)
 
@@ -117,6 +125,16 @@ def _convolution_weights(at: RankLayer, mixer: ShortConvolution) -> Iterator[Wei
     yield Weight(name="mixer convolution", shape=(mixer.width, 1, mixer.kernel))
     yield from _vectors("mixer convolution bias", bias * mixer.width)
     yield from _linear("mixer out", hidden, mixer.inner, bias=bias * hidden)
+
+
+def _lightning_weights(at: RankLayer, mixer: LightningAttention) -> Iterator[Weight]:
+    """Yield the weights of lightning attention (transformers 5.24, models/minimax)."""
+    hidden = at.layer.hidden
+    yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
+    yield from _linear("mixer in", mixer.projected - mixer.inner, hidden)
+    yield from _linear("mixer gate", mixer.inner, hidden)
+    yield from _vectors("mixer gated norm", mixer.inner)
+    yield from _linear("mixer out", hidden, mixer.inner)
 
 
 def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:

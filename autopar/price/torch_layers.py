@@ -15,7 +15,7 @@ from autopar.price.activations import (
     input_bytes,
     routed_tokens,
 )
-from autopar.run.architecture import ShortConvolution
+from autopar.run.architecture import LightningAttention, ShortConvolution
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, needs_input
@@ -97,6 +97,9 @@ def parts_without_recompute(at: RankLayer) -> Parts:
     if isinstance(mixer, ShortConvolution):
         yield "norm output", _norm_outputs(at, "query")
         yield from _convolution(at, mixer)
+    elif isinstance(mixer, LightningAttention):
+        yield "norm output", _norm_outputs(at, "query", "key")
+        yield from _lightning(at, mixer)
     else:
         yield "norm output", _norm_outputs(at, "query", "key", "value")
         yield from _attention(at)
@@ -157,6 +160,27 @@ def _convolution(at: RankLayer, mixer: ShortConvolution) -> Parts:
     yield "gated input", inner
     yield "convolution output", inner
     yield "mixer output", inner
+
+
+def _lightning(at: RankLayer, mixer: LightningAttention) -> Parts:
+    """Yield (part, bytes) that lightning attention saves.
+
+    A loop over blocks of tokens saves queries, keys and values as one tensor for one sequence, and
+    copies of the operands of each product for several. Seen by `saved_tensors_hooks` (transformers
+    5.24, models/minimax).
+    """
+    element, heads = at.element_bytes, mixer.heads
+    inner = at.tokens * mixer.inner * element
+    blocks = at.run.strategy.micro_batch * -(-at.run.seq_length // mixer.chunk)
+    yield "mixer projection", 3 * inner
+    # values are copied for both products with them
+    yield "queries, keys and values", (3 if at.run.strategy.micro_batch == 1 else 4) * inner
+    yield "decayed queries and keys", 2 * inner
+    yield "scores", at.tokens * heads * min(mixer.chunk, at.run.seq_length) * element
+    yield "states", blocks * heads * mixer.width**2 * element
+    yield "mixer norm", _norm(at.run, at.tokens, mixer.inner)
+    # gate, normed output and their product
+    yield "mixer output", 3 * inner
 
 
 def _core(at: RankLayer) -> Parts:

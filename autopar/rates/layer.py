@@ -48,6 +48,7 @@ from autopar.run.architecture import (
     Attention,
     DeltaNet,
     Experts,
+    LightningAttention,
     Mamba,
     Mlp,
     Recurrent,
@@ -76,6 +77,8 @@ class LayerTimes(NamedTuple):
     """Quantisation of the weights, seconds per step."""
     held: Real | None
     """Number of local experts, for the host overhead of routing and launches; None if dense."""
+    loops: tuple[float, float] = (0.0, 0.0)
+    """Kernels that a loop over blocks of tokens launches, forward and backward."""
 
 
 def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
@@ -108,7 +111,17 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         experts=experts,
         weight_cast_s=weights_cast_s(machine, job, block),
         held=block.mlp.number / job.ep if isinstance(block.mlp, Experts) else None,
+        loops=_loops(job, block.recurrent),
     )
+
+
+def _loops(job: Job, mixer: Recurrent | None) -> tuple[float, float]:
+    """Return the kernels that a mixer's loop launches, forward and backward."""
+    if not isinstance(mixer, LightningAttention):
+        return 0.0, 0.0
+    forward, backward = _LIGHTNING_KERNELS
+    blocks = math.ceil(job.seq / mixer.chunk)
+    return blocks * forward, blocks * backward
 
 
 def _sum(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
@@ -404,6 +417,8 @@ def _recurrent_parts(
         yield _scan(machine, job, mixer, split)
     elif isinstance(mixer, ShortConvolution):
         yield _convolution(machine, job, mixer, split)
+    elif isinstance(mixer, LightningAttention):
+        yield from _lightning(machine, job, mixer, split)
     else:
         yield from _delta_parts(machine, job, mixer, split)
 
@@ -456,6 +471,38 @@ def _convolution(
         for moved, count in zip(_CONVOLUTION_BYTES, _CONVOLUTION_KERNELS, strict=True)
     )
     return KernelTime("short convolution", "mixer", "memory", forward, backward)
+
+
+_LIGHTNING_ELEMENTS = (24.0, 4.0, 5.0)
+"""Elements that the loop of lightning attention reads and writes forward, per element of a token's
+values, of its scores, and of a block's state (transformers 5.24, models/minimax)."""
+_LIGHTNING_KERNELS = (11, 25)
+"""Kernels of one block of tokens, forward and backward."""
+
+
+def _lightning(
+    machine: Machine, job: Job, mixer: LightningAttention, split: RankShape
+) -> Iterator[KernelTime]:
+    """Yield the kernels of lightning attention between its projections.
+
+    Products with keys and values of a block, and with the state of earlier ones; their backward has
+    twice the products. Operands are read from memory each time.
+    """
+    n, chunk = split.tokens, min(mixer.chunk, job.seq)
+    values, scores, states = _LIGHTNING_ELEMENTS
+    each = values * mixer.inner + scores * mixer.heads * chunk
+    each += states * mixer.inner * mixer.width / chunk
+    moved = 2 * max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
+    dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
+    flop = 4 * n * mixer.inner * (chunk + mixer.width)
+    products = flop / (machine.kernels.flop_per_s[dtype] * machine.clock)
+    forward, backward = (
+        passes * products + elements_s(machine.kernels, n * each, passes * moved, count=kernels)
+        for passes, kernels in zip((1, 2), _loops(job, mixer), strict=True)
+    )
+    yield KernelTime("lightning attention", "mixer", "memory", forward, backward)
+    for name, operation in (("mixer norm", "norm"), ("mixer gate", "residual")):
+        yield element_part(machine, job, name, "mixer", operation, n * mixer.inner)
 
 
 def _scan(machine: Machine, job: Job, mamba: Mamba, split: RankShape) -> KernelTime:

@@ -243,6 +243,30 @@ class ShortConvolution(Record, tag_field="kind", tag="convolution"):
         return 3 * self.width
 
 
+class LightningAttention(Record, checked=True, tag_field="kind", tag="lightning"):
+    """Lightning attention (arXiv 2501.08313): linear attention in blocks, with an output gate."""
+
+    heads: Positive
+    width: Positive
+    """Width of one head."""
+    chunk: Positive = 256
+    """Tokens per block."""
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.width
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input projections: queries, keys, values and gate."""
+        return 4 * self.inner
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: queries, keys, values, gate and output, and a norm."""
+        return hidden * (self.projected + self.inner) + self.inner
+
+
 class Mlp(Record, tag_field="kind", tag="mlp"):
     """A dense MLP of two matrices, or of three if it is gated."""
 
@@ -274,10 +298,13 @@ class Experts(Record, tag_field="kind", tag="experts"):
     groups_per_token: Positive = 1
 
 
-Recurrent = Mamba | DeltaNet | ShortConvolution
+Recurrent = Mamba | DeltaNet | ShortConvolution | LightningAttention
 """Mixers with a recurrence or a convolution over tokens instead of scores of pairs."""
 Mixer = Attention | Recurrent
-TORCH_MIXERS: Mapping[type[Recurrent], str] = {ShortConvolution: "short convolutions"}
+TORCH_MIXERS: Mapping[type[Recurrent], str] = {
+    ShortConvolution: "short convolutions",
+    LightningAttention: "lightning attention",
+}
 """Mixers of Hugging Face transformers that Megatron-LM does not have -> name in messages."""
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta, field
 
 from autopar.errors import InputError
 from autopar.records import Record, Seconds, number, whole_number
-from autopar.run.architecture import DeltaNet, Indexer, Mamba
+from autopar.run.architecture import DeltaNet, Indexer, LightningAttention, Mamba
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -66,19 +66,7 @@ class ConvolutionSpec(Record, checked=True, tag_field="kind", tag="convolution")
         return 4 * hidden * hidden + self.kernel * hidden + (5 * hidden if self.biases else 0)
 
 
-class LightningSpec(Record, checked=True, tag_field="kind", tag="lightning"):
-    """Lightning attention (arXiv 2501.08313): linear attention in blocks, with an output gate."""
-
-    heads: _Size
-    width: _Size
-
-    def parameter_count(self, hidden: int) -> int:
-        """Return the parameters: queries, keys, values, gate and output, and a norm."""
-        inner = self.heads * self.width
-        return 5 * hidden * inner + inner
-
-
-MixerSpec = Mamba | DeltaNet | ConvolutionSpec | LightningSpec
+MixerSpec = Mamba | DeltaNet | ConvolutionSpec | LightningAttention
 _MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
 _Mixers = Annotated[tuple[MixerSpec, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
 _INDEXER = '{"heads": ..., "width": ..., "topk": ...}'

@@ -28,7 +28,6 @@ from autopar.run.architecture import (
 from autopar.run.model import (
     ConvolutionSpec,
     LayerSpec,
-    LightningSpec,
     MixerSpec,
     ModelSpec,
     has_attention,
@@ -160,7 +159,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             f"model {spec.name!r}: heads and MLP width are unknown",
             remedy="Add --model with a model spec",
         )
-    mixers = [_mixer_of_spec(spec, layer, one) for one in layer.mixers]
+    mixers = [_mixer_of_spec(layer, one) for one in layer.mixers]
     norms = layer_norms(layer)
     if has_attention(layer):
         mixers.insert(0, _attention_of_spec(spec, layer, window))
@@ -177,14 +176,9 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
     )
 
 
-def _mixer_of_spec(spec: ModelSpec, layer: LayerSpec, mixer: MixerSpec) -> Mixer:
+def _mixer_of_spec(layer: LayerSpec, mixer: MixerSpec) -> Mixer:
     if isinstance(mixer, ConvolutionSpec):
         return ShortConvolution(width=layer.hidden_size, kernel=mixer.kernel, biases=mixer.biases)
-    if isinstance(mixer, LightningSpec):
-        raise InputError(
-            f"model {spec.name!r}: lightning attention is counted, but time and memory are unknown",
-            remedy="Use a model with attention and other mixers",
-        )
     return mixer
 
 

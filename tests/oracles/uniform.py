@@ -30,6 +30,7 @@ from autopar.run.architecture import (
     Experts,
     Indexer,
     LatentAttention,
+    LightningAttention,
     Mamba,
     Mlp,
     Model,
@@ -448,13 +449,15 @@ def small_wide(draw: random.Random) -> Model:
 
 
 def small_convolution(draw: random.Random) -> Model:
-    """Return a model of transformers with short convolutions in place of some attention."""
+    """Return a model of transformers with short convolutions or lightning attention."""
     plain = replace(small_wide(draw), mtp=0, mtp_block=(), dropout=0.0)
     whole = plain.last
     attention = whole.attention
     assert attention is not None
     whole = with_attention(whole, replace(attention, head_norms="head", window=None))
-    mixer = ShortConvolution(width=whole.hidden, kernel=3, biases=whole.biases)
+    mixer: Recurrent = ShortConvolution(width=whole.hidden, kernel=3, biases=whole.biases)
+    if draw.random() < 0.5:
+        mixer = LightningAttention(heads=draw.choice([4, 8]), width=64, chunk=128)
     short = replace(whole, mixers=(mixer,))
     dense = replace(short, mlp=Mlp(width=1024, gated=True))
     every = draw.choice([(short, whole), (dense, short, whole), (dense, short, short, whole)])

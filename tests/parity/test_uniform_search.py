@@ -300,7 +300,7 @@ def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: in
     pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100)
 )])  # fmt: skip
 def test_the_answer_with_rarer_layers_is_that_of_pricing_everything(seed: int, kind: Kind) -> None:
-    """Norms of queries and keys over all heads; short convolutions, with and without experts."""
+    """Norms of queries and keys over all heads; mixers of transformers, dense or with experts."""
     found = question(seed, most=40, kind=kind)
     check(found, fresh(found))
 

@@ -16,7 +16,7 @@ from autopar.documents.catalog import find_model, model_names
 from autopar.documents.json import load_object
 from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
-from autopar.run.architecture import Model, ShortConvolution
+from autopar.run.architecture import LightningAttention, Model, Recurrent, ShortConvolution
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
@@ -179,7 +179,7 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
         "tie_word_embeddings": model.tied,
         **({} if base is None else {"rope_theta": base}),
         **_experts(model, kind),
-        **_convolutions(model),
+        **_layers(model),
     }
 
 
@@ -188,12 +188,16 @@ def _others(model: Model) -> list[str]:
     attention, experts, layer = model.attention, model.experts, model.last
     shared = experts is not None and experts.shared_width > 0
     normed, rotary = attention.head_norms != "none", model.positions == "rotary"
-    wide, mixer = attention.head_norms == "all", _short_convolution(model)
+    wide, mixer = attention.head_norms == "all", _mixer(model)
     # the first layers of LFM2 are dense
-    apart = sorted(model.mixtures) if mixer else [True] * model.num_layers
+    short = isinstance(mixer, ShortConvolution)
+    apart = sorted(model.mixtures) if short else [True] * model.num_layers
+    lightning = isinstance(mixer, LightningAttention)
     others = {
         "mixers of other models": model.needs_megatron,
-        "short convolutions and heads without norms": bool(mixer) and (wide or not normed),
+        "short convolutions and heads without norms": short and (wide or not normed),
+        "lightning attention and norms of heads": lightning and normed,
+        "lightning attention without experts": lightning and experts is None,
         "norms of queries and keys over all heads without experts": wide and experts is None,
         "experts that every token visits": shared,
         "experts in some layers": experts is not None and list(model.mixtures) != apart,
@@ -215,8 +219,11 @@ def _others(model: Model) -> list[str]:
 def _kind(model: Model) -> tuple[str, str]:
     """Return the `model_type` of a model and the prefix of its class name."""
     norms = model.attention.head_norms != "none"
-    if _short_convolution(model) is not None:
+    mixer = _mixer(model)
+    if isinstance(mixer, ShortConvolution):
         return ("lfm2", "Lfm2") if model.experts is None else ("lfm2_moe", "Lfm2Moe")
+    if isinstance(mixer, LightningAttention):
+        return "minimax", "MiniMax"
     if model.attention.head_norms == "all":
         return "minimax_m2", "MiniMaxM2"
     if model.experts is not None:
@@ -231,7 +238,7 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
     if experts is None:
         return {}
     found: dict[str, Any] = {"num_experts_per_tok": experts.per_token}
-    if kind in ("mixtral", "minimax_m2"):
+    if kind in ("mixtral", "minimax", "minimax_m2"):
         return {**found, "num_local_experts": experts.number, "intermediate_size": experts.width}
     return {
         **found,
@@ -244,16 +251,20 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
     }
 
 
-def _short_convolution(model: Model) -> ShortConvolution | None:
-    mixers = (one.recurrent for one in model.kinds)
-    return next((one for one in mixers if isinstance(one, ShortConvolution)), None)
+def _mixer(model: Model) -> Recurrent | None:
+    return next((one.recurrent for one in model.kinds if one.recurrent is not None), None)
 
 
-def _convolutions(model: Model) -> dict[str, Any]:
-    mixer = _short_convolution(model)
+def _layers(model: Model) -> dict[str, Any]:
+    """Return the keys of layers with a mixer other than attention."""
+    mixer = _mixer(model)
     if mixer is None:
         return {}
-    kinds = ["full_attention" if one.attention else "conv" for one in model.each_layer]
+    other = "conv" if isinstance(mixer, ShortConvolution) else "linear_attention"
+    kinds = ["full_attention" if one.attention else other for one in model.each_layer]
+    if isinstance(mixer, LightningAttention):
+        return {"layer_types": kinds, "block_size": mixer.chunk}
+    assert isinstance(mixer, ShortConvolution), "others have no such configuration"
     return {
         "layer_types": kinds,
         "conv_L_cache": mixer.kernel,

@@ -55,6 +55,14 @@ M2: dict[str, Any] = {
     "num_experts_per_tok": 8,
 }  # fmt: skip
 """Four layers of MiniMax-M2 with fewer experts."""
+TEXT: dict[str, Any] = {
+    "model_type": "minimax", "hidden_size": 6144, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 8, "intermediate_size": 9216,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 200064,
+    "max_position_embeddings": 10240000, "attn_type_list": [0] * 7 + [1],
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""Eight layers of MiniMax-Text-01 with fewer experts."""
 TOKENS = 4096
 
 
@@ -82,7 +90,9 @@ def run_in(engine: str, path: Path, **choice: Any) -> Run:
     return run_of(engine_space(engine), job, Candidate(**given))
 
 
-@pytest.mark.parametrize("config", [LFM2, {**LFM2, **MOE}], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "config", [LFM2, {**LFM2, **MOE}, TEXT], ids=["dense", "experts", "lightning"]
+)
 @pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
 def test_an_export_is_read_back_as_the_plan(
     config: dict[str, Any], engine: str, model: Callable[..., Path]
@@ -128,6 +138,51 @@ def test_a_short_convolution_saves_what_autograd_does(model: Callable[..., Path]
     assert sum(seen) // tokens == pytest.approx(counted, rel=2 / tokens)
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_lightning_attention_saves_what_autograd_does(
+    sequences: int, model: Callable[..., Path]
+) -> None:
+    """The loop of `MiniMaxLightningAttention` over blocks, and its norm and gate."""
+    heads, width, chunk, tokens = 2, 16, 32, 512
+    path = model({**TEXT, "num_attention_heads": heads, "head_dim": width, "block_size": chunk,
+                  "num_key_value_heads": 1, "hidden_size": 32})  # fmt: skip
+    run = run_in("deepspeed", path, micro_batch=sequences)
+    parts = dict(parts_without_recompute(run.rank_layers[0]))
+    names = ("mixer projection", "queries, keys and values", "decayed queries and keys", "scores",
+             "states", "mixer norm", "mixer output")  # fmt: skip
+    counted = sum(parts[name] for name in names) / (sequences * TOKENS)
+    inner, dtype = heads * width, torch.bfloat16
+    query_decay, key_decay = (torch.rand(heads, chunk, 1, dtype=dtype) for _ in range(2))
+    diagonal = torch.rand(1, heads, chunk, chunk, dtype=dtype)
+    block_decay = torch.rand(heads, 1, 1, dtype=dtype)
+    qkv, gate, out = (
+        torch.nn.Linear(columns, rows, bias=False, dtype=dtype)
+        for columns, rows in ((32, 3 * inner), (32, inner), (inner, 32))
+    )
+    weight = torch.nn.Parameter(torch.ones(inner, dtype=dtype))
+    x = torch.randn(sequences, tokens, 32, dtype=dtype)
+
+    def forward() -> torch.Tensor:
+        mixed = torch.nn.functional.silu(qkv(x)).reshape(sequences, tokens, heads, 3 * width)
+        q, k, v = (one.transpose(1, 2) for one in torch.split(mixed, width, dim=3))
+        state, found = torch.zeros(sequences, heads, width, width, dtype=dtype), []
+        for start in range(0, tokens, chunk):
+            a, b, c = (one[:, :, start : start + chunk] for one in (q, k, v))
+            inside = torch.matmul(torch.matmul(a, b.transpose(-1, -2)) * diagonal, c)
+            found.append(torch.matmul(a * query_decay, state) + inside)
+            own = torch.matmul((b * key_decay).transpose(-1, -2), c)
+            state = state * block_decay + own
+        attended = torch.cat(found, dim=-2).transpose(1, 2).reshape(sequences, tokens, inner)
+        wide = attended.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return out(torch.sigmoid(gate(x)) * (weight * wide.to(dtype)))
+
+    fixed = (x, weight, query_decay, key_decay, diagonal, qkv.weight, gate.weight, out.weight)
+    seen = sum(_seen(forward, {one.data_ptr() for one in (*fixed, block_decay)}))
+    # the first block has no earlier state to multiply its queries with
+    assert seen / (sequences * tokens) == pytest.approx(counted, rel=0.01)
+
+
 def _seen(forward: Callable[[], Any], known: set[int]) -> list[int]:
     """Return the bytes of the storages that a forward saves, without the known ones."""
     found: dict[int, int] = {}
@@ -148,6 +203,7 @@ def _seen(forward: Callable[[], Any], known: set[int]) -> list[int]:
     ("engine", "degrees", "rule"),
     [
         ("megatron", {}, "torch-mixers.engine"),
+        ("deepspeed", {"tp": (4,)}, "torch-mixers.tensor"),
         ("accelerate", {"tp": (2,)}, "torch-mixers.tensor"),
         ("accelerate", {"cp": (2,)}, "torch-mixers.context"),
     ],

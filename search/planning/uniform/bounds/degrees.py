@@ -175,12 +175,17 @@ class ModelTimeBounds:
 
         held : experts per rank, None without experts.
         """
-        none = {
-            "tensor": CommunicationTime(),
-            "context": CommunicationTime(),
-            "experts": CommunicationTime(),
-        }
-        times = LayerTimes(parts=tuple(parts), weight_cast_s=0.0, held=held, **{**none, **sends})
+        tensor, context, experts = (
+            sends.get(axis, CommunicationTime()) for axis in ("tensor", "context", "experts")
+        )
+        times = LayerTimes(
+            parts=tuple(parts),
+            tensor=tensor,
+            context=context,
+            experts=experts,
+            weight_cast_s=0.0,
+            held=held,
+        )
         device, host = seconds_of_times(self._machine, job, times)
         return _Time(np.broadcast_to(device, size), np.broadcast_to(host, size))
 
