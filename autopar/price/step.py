@@ -729,11 +729,6 @@ def _forward_terms(
     return terms
 
 
-_LAYER_KERNELS = 100.0
-"""Kernels of a usual eager layer, forward and backward: norms and rotary positions of several
-operators, GEMMs, attention, MLP, and their gradients (transformers 5.24, models/llama)."""
-
-
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
     """Return the host seconds of a layer, forward and backward; 0 with full CUDA graphs.
 
@@ -743,13 +738,13 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
         return 0.0
     host = machine.stack.figures.host
     calls = times.tensor.calls + times.context.calls + times.experts.calls
-    seconds = host["forward_s"] + host["backward_s"] + calls * host["collective_s"]
-    forward, backward = times.loops
+    forward_s, backward_s = (
+        (1 + share) * host[f"{side}_s"]
+        for side, share in zip(("forward", "backward"), times.loops, strict=True)
+    )
+    seconds = forward_s + backward_s + calls * host["collective_s"]
     if job.recompute == "full":
-        seconds += host["forward_s"]
-        forward *= 2
-    loops = (forward + backward) / _LAYER_KERNELS
-    seconds += loops * (host["forward_s"] + host["backward_s"])
+        seconds += forward_s
     launches: Real = 0.0
     if times.held is not None:
         # merged forward and backward are launched in pieces, on streams that wait for each other;

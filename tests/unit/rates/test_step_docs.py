@@ -10,7 +10,7 @@ import pytest
 
 from autopar.price import step
 from autopar.rates import collectives, kernels, layer, measured as hardware, stack
-from autopar.rates.parts import experts
+from autopar.rates.parts import experts, mixers
 from autopar.rates.stack import BYTE_CLASSES, StackDocument, load_stack
 from tests.step_cases import STACKS
 
@@ -68,7 +68,7 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
         (r"2 x \((\d+) us \+", collectives.TRANSFER_SYNCHRONISE_S * 1e6),
         (r"sorting takes ([\d.]+) times", experts._UNFUSED_PERMUTE),
         (r"a router \((\d+) bytes", experts._ROUTER_BYTES),
-        (r"in the time of ([\d.,]+) FLOP", layer.SCAN_FLOP[0]),
+        (r"in the time of ([\d.,]+) FLOP", mixers.SCAN_FLOP[0]),
         (r"host\^3\)\^\(1/(\d)\)", hardware._HOST_POWER),
     ],
 )
