@@ -20,7 +20,7 @@ from autopar.families.decoders import DECODERS
 from autopar.families.hybrids import HYBRIDS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
-from autopar.families.unknown import NO_ATTENTION, NO_TOKENS, unsaid, usual_spec
+from autopar.families.unknown import NO_ATTENTION, NO_TOKENS, TWO_WIDTHS, unsaid, usual_spec
 from autopar.records import shorten
 from autopar.run.model import ModelSpec
 
@@ -32,10 +32,11 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _LENGTH = "max_position_embeddings"
 _UNSAID = {
     **dict.fromkeys(
-        ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "recurrent_gemma", "rwkv",
-         "zamba", "zamba2"),
+        ("falcon_mamba", "jamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "zamba",
+         "zamba2"),
         NO_ATTENTION,
     ),
+    "gemma4": TWO_WIDTHS,
     **dict.fromkeys(
         ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),
         NO_TOKENS,

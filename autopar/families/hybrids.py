@@ -1,6 +1,6 @@
 """Hybrid models, read from their `config.json`: layers with mixers of several kinds.
 
-Mixers are attention, Mamba-2, gated delta nets, short convolutions and lightning attention. Sparse
+Mixers are attention, Mamba-2, delta rules, short convolutions and lightning attention. Sparse
 attention with an indexer is read here, too. Defaults are those of transformers 5.18.
 """
 
@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
 from autopar.families.mixtures import DeepseekV3, is_sparse
-from autopar.records import replace, shorten
+from autopar.records import Entry, replace, shorten
 from autopar.run.architecture import DeltaNet, Indexer, LightningAttention, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
+    KimiDeltaSpec,
     LayerSpec,
     ModelSpec,
 )
@@ -497,6 +500,49 @@ class _MiniMax(Hybrid):
         return _without_attention(layer, mixer)
 
 
+class _LinearAttention(Entry, forbid_unknown_fields=False):
+    """Section `linear_attn_config`; layers count from 1."""
+
+    kda_layers: Any = None
+    head_dim: Whole = 128
+    num_heads: Whole = 32
+    short_conv_kernel_size: Whole = 4
+
+
+class _KimiLinear(DeepseekV3):
+    """Kimi delta attention, and latent attention without rotary positions in some layers."""
+
+    dense = 1
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+    other_names: ClassVar = {
+        "n_routed_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_shared_experts": "num_shared_experts",
+        "max_position_embeddings": "model_max_length",
+        "n_group": "num_expert_group",
+    }
+
+    linear_attn_config: Annotated[
+        _LinearAttention, Meta(extra={"expected": "an object with kda_layers"})
+    ]
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        types, order = in_order([self.mixed(path, at) for at in range(self.num_hidden_layers)])
+        return self.model(path, name, *types, tied=self.tied, order=order, no_positions=True)
+
+    def mixed(self, path: Path, place: int) -> LayerSpec:
+        own, layer = self.linear_attn_config, self.layer(path, place)
+        listed = own.kda_layers
+        if not isinstance(listed, list):
+            raise DocumentError(path, "expected a list of layers", key="linear_attn_config")
+        if place + 1 not in listed:
+            return layer
+        mixer = KimiDeltaSpec(
+            heads=own.num_heads, width=own.head_dim, kernel=own.short_conv_kernel_size
+        )
+        return _without_attention(layer, mixer)
+
+
 # --------------------------------------------------------------------------------------------------
 # Sparse attention
 
@@ -561,6 +607,7 @@ HYBRIDS: dict[str, type[Config]] = {
     "falcon_h1": _FalconH1,
     "glm_moe_dsa": _Sparse,
     "granitemoehybrid": _GraniteHybrid,
+    "kimi_linear": _KimiLinear,
     "lfm2": _Lfm2,
     "lfm2_moe": _Lfm2Moe,
     "minimax": _MiniMax,

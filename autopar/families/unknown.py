@@ -22,6 +22,7 @@ NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 INDEXED = "attention to tokens chosen by an indexer"
 COMPRESSED = "attention to compressed keys"
 NARROW_HEADS = "other heads in layers with a window"
+TWO_WIDTHS = "heads of two widths, and an embedding of each layer in some models"
 NO_TOKENS = "not a token model"
 _RECURRENT_LAYERS = ("linear", "mamba", "recurrent", "conv", "ssm", "rwkv", "delta", "lightning")
 """Words in entries of `layer_types` that are no attention."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from autopar.command import lists
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError
 from autopar.families.config import family_names, parse_hugging_face
 from autopar.run.model import ModelSpec, model_parameter_count
+from autopar.run.of_plan import uniform_model
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -60,6 +61,51 @@ def test_names_of_minimax_are_one_family(family: str) -> None:
     """456 billion are published for MiniMax-M1."""
     spec = read(**MINIMAX, model_type=family)
     assert model_parameter_count(spec) == pytest.approx(456e9, rel=1e-3)
+
+
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216,
+    "moe_intermediate_size": 1024, "num_hidden_layers": 27, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "head_dim": 72, "kv_lora_rank": 512, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts": 256,
+    "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
+    "vocab_size": 163840, "model_max_length": 1048576, "tie_word_embeddings": False,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [at for at in range(1, 27) if at % 4],
+        "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+    },
+}  # fmt: skip
+"""Kimi-Linear-48B-A3B."""
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        # one bias per expert and layer, which is no parameter, is in the checkpoint as well
+        (KIMI, 49_122_675_072),
+        ({**MINIMAX, "model_type": "minimax"}, 456_089_655_296),
+    ],
+    ids=["kimi-linear", "minimax-text-01"],
+)
+def test_linear_attention_has_the_parameters_of_transformers(
+    config: dict[str, Any], parameters: int
+) -> None:
+    """Sums over `parameters()` of the models of transformers 5.24 on the device meta."""
+    assert model_parameter_count(read(**config)) == parameters
+
+
+def test_kimi_delta_attention_is_counted_and_not_priced() -> None:
+    spec = read(**KIMI)
+    mixers = [bool(spec.layers[kind].mixers) for kind in spec.layer_types]
+    assert [at for at, mixed in enumerate(mixers, 1) if not mixed] == [4, 8, 12, 16, 20, 24, 27]
+    with pytest.raises(InputError, match="Kimi delta attention is counted, but not priced"):
+        uniform_model(spec)
+
+
+def test_heads_of_two_widths_are_named() -> None:
+    with pytest.raises(DocumentError, match="heads of two widths"):
+        read(model_type="gemma4", text_config={**LLAMA, "model_type": "gemma4_text"})
 
 
 def test_mimo_has_further_tokens() -> None:
