@@ -477,7 +477,7 @@ def _model(
     spec = refuse_hybrid(
         model_spec(inputs),
         "the planner of per-layer plans",
-        remedy="Use --engine megatron, or another model",
+        remedy="Remove --engine, or use another model",
     )
     if computation is not None and memory is not None:
         profile = read_model_profile(
