@@ -66,6 +66,14 @@ class CheckSpec(LengthsSpec):
     seq_length: int | None = option(
         None, help="sequence length of such a file, tokens", panel=_WHAT, low=1, metavar="TOKENS"
     )
+    release: str | None = option(
+        None,
+        help="release of the engine, such as 0.17, whose keys and rules apply",
+        panel=_WHAT,
+        metavar="VERSION",
+        shown="that of the container, or the newest known",
+        brief="release of the engine",
+    )
     hardware: str | None = option(
         None,
         help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs); h100: those of the file",
@@ -213,6 +221,7 @@ def _execute(raw: dict[str, Any]) -> int:
                 global_batch=asked.global_batch_size,
                 precision=asked.precision,
                 lengths=lengths is not None,
+                release=asked.release,
                 ignored=asked.check_ignore,
             )
             file = read(path)

@@ -31,7 +31,14 @@ from search.commands.app import (
     working,
     write_results,
 )
-from search.engines.table import EXPORTERS, IMPORTERS, WRITERS, writer_of
+from search.engines.table import (
+    EXPORTERS,
+    IMPORTERS,
+    WRITERS,
+    engine_named,
+    release_for,
+    writer_of,
+)
 from search.request.options import PANELS
 from search.request.profiles import named_card
 from search.request.request import FILLS, Request, build_request, stored_request
@@ -137,6 +144,14 @@ class ExportSpec:
         panel=_EXPORT,
         choices=tuple(dict.fromkeys((*IMPORTERS, *WRITERS))),
     )
+    release: str | None = option(
+        None,
+        help="release of the engine, such as 0.17; older keys are written for it",
+        panel=_EXPORT,
+        metavar="VERSION",
+        shown="newest known",
+        brief="release of the engine [newest known]",
+    )
     allow_approx: bool = option(False, help="write the nearest plan of the engine", panel=_EXPORT)
     out: str | None = option(
         None,
@@ -223,6 +238,10 @@ def _execute(raw: dict[str, Any]) -> int:
             "--to cannot be combined with --from",
             remedy="Remove --to, then export the plan file that --from writes",
         )
+    if own.source is not None and own.release is not None:
+        raise OptionError(
+            "--release is the release of written files, got --from", remedy="Use --to"
+        )
     if own.source is not None:
         request = build_request(asked)
         if own.source in WRITERS and (
@@ -295,6 +314,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
     stored = stored_request(path, document, raw, _notice)
     request = build_request({**stored, **raw})
     job, session = job_of(path, document, request, _notice)
+    job = replace(job, release=release_for(engine_named(engine), own.release))
     if session is not None:
         for name in document.changed_inputs(session.sources):
             _notice(f"{name} has changed since the plan was made")
@@ -340,7 +360,7 @@ def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Pa
             f"--to {engine}: needs a per-layer plan, and {own.plan} is a uniform plan",
             remedy=f"Use --to with {', '.join(WRITERS)}",
         )
-    return launch_export(stored, engine), files_read([own.plan])
+    return launch_export(stored, engine, own.release), files_read([own.plan])
 
 
 def _notice(text: str) -> None:

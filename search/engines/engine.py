@@ -2,15 +2,20 @@
 
 The functions are in the folder of the engine, which is imported at the first call. Commands that
 need no engine, such as `--help`, import none.
+
+A word of a key table may end in the releases of the engine that have the key: `NAME@0.18` from 0.18
+on, `NAME@-0.16` up to 0.16, `NAME@0.16-0.17` both. A word without releases makes no statement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from autopar.records import Record
+from autopar.errors import OptionError
+from autopar.records import Record, shorten
 
 
 class Engine(Record):
@@ -53,6 +58,8 @@ class Engine(Record):
     plans: Callable[[], Any] | None = None
     """Function () -> `ExporterSpace`: plans that the engine runs unchanged, searched with
     `--engine`."""
+    releases: Callable[[], tuple[str, ...]] | None = None
+    """Function () -> releases with known keys, oldest first; None: keys have no releases."""
     imports: Callable[..., Any] | None = None
     """Function (Configuration, world_size, num_layers) -> `ImportedPlan`."""
 
@@ -76,3 +83,79 @@ def value_of(path: str) -> Callable[[], Any]:
     """Return a function that returns `FOLDER.MODULE.NAME` and imports the module only then."""
     module, _, name = path.rpartition(".")
     return lambda: getattr(import_module(f"search.engines.{module}"), name)
+
+
+# --------------------------------------------------------------------------------------------------
+# Releases of engines.
+
+
+class Span(NamedTuple):
+    """First and last release with a key or rule; empty: no such limit is known."""
+
+    first: str = ""
+    last: str = ""
+
+    def has(self, release: str) -> bool:
+        """Return True if a release is in the span; 0.17 stands for all releases 0.17.N."""
+        own, first, last = map(_numbers, (release, self.first, self.last))
+        return own >= first[: len(own)] and (not last or own[: len(last)] <= last)
+
+    @property
+    def text(self) -> str:
+        """Sentence part such as `new in 0.18` or `removed after 0.16`."""
+        new, gone = f"new in {self.first}", f"removed after {self.last}"
+        return ", ".join((*[new] * bool(self.first), *[gone] * bool(self.last)))
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split("."))) if release else ()
+
+
+def spanned(word: str) -> tuple[str, Span]:
+    """Return the key of a word of a key table, and the releases that have it."""
+    name, _, releases = word.partition("@")
+    first, _, last = releases.partition("-")
+    return name, Span(first, last)
+
+
+class EngineRelease(Record):
+    """Release of an engine that a file is checked or written for."""
+
+    name: str
+    """Number without patch or with it, such as `0.17` or `0.17.1`."""
+    given: bool = False
+    """True if the user or the file names it; False: the newest known."""
+    newer_than: str = ""
+    """Newest known release, if `name` is newer; empty: `name` is known."""
+
+    @property
+    def note(self) -> str:
+        """Sentence on a release that is newer than the known ones; empty for a known one."""
+        if not self.newer_than:
+            return ""
+        return f"release {self.name} is newer than {self.newer_than}, the newest with known keys"
+
+
+def asked_release(asked: str | None, known: Sequence[str]) -> EngineRelease:
+    """Return the release of `--release`, such as `0.17`, `v0.17.1` or `main`; None: the newest.
+
+    known : releases of the engine with known keys, oldest first.
+
+    Raises OptionError for other words and for a release before the oldest known one.
+    """
+    newest = known[-1]
+    if asked is None or asked in ("main", "newest"):
+        return EngineRelease(name=newest, given=asked is not None)
+    found = re.fullmatch(r"(?:core_)?v?([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})(?:[a-z]\w*)?", asked)
+    if found is None:
+        raise OptionError(
+            f"--release {shorten(asked)}: not a release", remedy=f"Use {', '.join(known)} or main"
+        )
+    own = _numbers(found[1])
+    if own < _numbers(known[0])[: len(own)]:
+        raise OptionError(
+            f"--release {found[1]}: older than {known[0]}, the oldest release with known keys",
+            remedy=f"Use {', '.join(known)} or main",
+        )
+    is_newer = own[: len(_numbers(newest))] > _numbers(newest)
+    return EngineRelease(name=found[1], given=True, newer_than=newest if is_newer else "")

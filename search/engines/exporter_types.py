@@ -17,6 +17,7 @@ from autopar.run.architecture import Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from autopar.run.run import Run
+from search.engines.engine import EngineRelease
 
 
 class UnsupportedFeature(Record):
@@ -46,6 +47,8 @@ class ExportTarget(Record):
     """Value of `--cp-comm-type` for each layer, if layers differ; empty: one type, from the run."""
     exchange_degree: int = 1
     """All-to-all degree inside the context-parallel group for `a2a+p2p`; 1: no such layers."""
+    release: EngineRelease | None = None
+    """Release of the engine to write for; None: the newest known."""
     of_script: bool = False
     """True if the user's script builds the model and its `config.json` is unknown. The sizes of the
     run are then those of a substitute model."""

@@ -14,7 +14,7 @@ from autopar.errors import InputError
 from autopar.run.architecture import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
-from search.engines.engine import Engine
+from search.engines.engine import Engine, EngineRelease
 from search.engines.exporter_types import Draft, ExportedRun, ExportTarget
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
@@ -59,7 +59,7 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
     own = engine_named(engine)
     draft = _draft(own, run, place)
     title = title_of(own, draft)
-    runs = read_back(draft, run, title)
+    runs = read_back(draft, run, title, place.release)
     if run.runtime.adapters is not None and runs.runtime.adapters is None:
         # An error, not an unsupported feature: training all weights instead of adapters gives
         # another result and needs several times the memory.
@@ -85,17 +85,18 @@ def _draft(engine: Engine, run: Run, place: ExportTarget) -> Draft:
     return draft
 
 
-def read_back(draft: Draft, run: Run, title: str) -> Run:
+def read_back(draft: Draft, run: Run, title: str, release: EngineRelease | None = None) -> Run:
     """Return the run that the files of a draft describe.
 
     run : exported run, for the number of GPUs and the GPU model
     title : name of the engine in messages
+    release : release of the engine that the files are for; None: the newest known
 
     Raises InputError if the engine would reject the run, or if its files cannot be read as a run.
     """
     if draft.read is not None:
         return draft.read()
-    found = checked(draft, run)
+    found = checked(draft, run, release)
     illegal = [one.text for one in found.findings if one.kind == "illegal"]
     if illegal:
         more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
@@ -107,7 +108,9 @@ def read_back(draft: Draft, run: Run, title: str) -> Run:
     return runs
 
 
-def checked(draft: Draft | ExportedRun, run: Run) -> CheckedFile:
+def checked(
+    draft: Draft | ExportedRun, run: Run, release: EngineRelease | None = None
+) -> CheckedFile:
     """Return the result of `autopar check` for the files, written to a temporary folder."""
     texts = with_script(draft.files, draft.launch)
     stand_in = draft.stand_in if isinstance(draft, Draft) else None
@@ -122,5 +125,6 @@ def checked(draft: Draft | ExportedRun, run: Run) -> CheckedFile:
             str(Path(folder) / (draft.entry or LAUNCH)),
             world_size=run.strategy.gpus,
             gpu=run.gpu,
+            release=None if release is None else release.name,
             model=None if stand_in is None else str(Path(folder) / _STAND_IN),
         )

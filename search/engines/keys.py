@@ -47,7 +47,7 @@ def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[s
             yield name, value
 
 
-def _sections_of(key: str) -> list[str]:
+def sections_of(key: str) -> list[str]:
     """Return the dotted keys of all sections around a key, the outermost first."""
     parts = key.split(".")
     return [".".join(parts[:number]) for number in range(1, len(parts))]
@@ -90,7 +90,7 @@ class Keys(Record, dict=True):
     @cached_property
     def _sections(self) -> frozenset[str]:
         """Dotted keys of all objects that have keys."""
-        return frozenset(before for key in self.values for before in _sections_of(key))
+        return frozenset(before for key in self.values for before in sections_of(key))
 
     def _given(self, key: str, *, section: bool = False) -> Any:
         """Return the value of a key, None if it is missing.
@@ -98,7 +98,7 @@ class Keys(Record, dict=True):
         section : True if the key may also be a section.
         """
         self.asked.add(key)
-        for before in _sections_of(key):
+        for before in sections_of(key):
             value = self.values.get(before)
             if isinstance(value, bool):
                 problem = f"is {str(value).lower()}, expected an object"
@@ -189,7 +189,7 @@ class Keys(Record, dict=True):
             if key in self.asked or value is None or isinstance(value, Mapping):
                 continue
             words, row = _words(value), rows.get(key)
-            understood = key in known or not harmless.isdisjoint((key, *_sections_of(key)))
+            understood = key in known or not harmless.isdisjoint((key, *sections_of(key)))
             # Such keys are comments.
             understood |= key.startswith("_")
             if row is not None:

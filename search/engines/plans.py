@@ -23,7 +23,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
 from search.engines.candidate import FULL, NONE, Candidate
-from search.engines.engine import Engine as EngineRecord
+from search.engines.engine import Engine as EngineRecord, EngineRelease
 from search.engines.exporter_types import Draft, ExportTarget, UnsupportedFeature
 from search.engines.space import EngineContext as SpaceJob, EngineSpace
 from search.engines.table import engine_named
@@ -49,6 +49,8 @@ class ExportJob(Record):
     tp_overlap: bool = True
     gpu: str = "H100"
     """GPU model: the name of its card."""
+    release: EngineRelease | None = None
+    """Release of the engine to write for; None: the newest known."""
     tensor_degree: int | None = None
     """Tensor (or Ulysses) degree to use if layers differ in it and the engine supports only one.
     None: the largest degree of the plan. `autopar-export` tries each degree and selects the fastest
@@ -168,7 +170,7 @@ def _lowered(engine: EngineRecord, job: ExportJob) -> ExportedPlan:
     assert engine.write is not None, "that is written"
     near: NearestPlan = engine.near(job)
     run, place = engine.handed(job, near.plan)
-    draft: Draft = engine.write(run, place)
+    draft: Draft = engine.write(run, replace(place, release=job.release))
     return ExportedPlan(
         engine=cast(Engine, engine.name),
         engine_version=draft.version,

@@ -18,6 +18,7 @@ from autopar.run.runtime import PrecisionKind
 from autopar.training.lengths import KnownBatching
 from search.engines.arguments import BOTH, Ignored, MissingError, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
+from search.engines.engine import EngineRelease, Span
 from search.engines.megatron.read import ReadRun
 
 
@@ -40,6 +41,8 @@ class CheckOptions(Record):
     """Precision, where the training script sets it; None: the file sets it."""
     lengths: bool = False
     """True if the lengths of samples are given, so that packed samples are priced."""
+    release: EngineRelease | None = None
+    """Release of the engine; None: that of the file's container, or the newest known."""
 
 
 class CheckedFile(Record):
@@ -300,3 +303,38 @@ def with_problems(found: ReadResult, broken: Sequence[Notice]) -> tuple[Notice, 
     return without_repetitions(
         (*unpriced, *(one for one in found.problems if one.id not in ids), *broken)
     )
+
+
+def release_notices(
+    engine: str, release: EngineRelease, keys: Iterable[tuple[str, Span]], *, sure: bool = True
+) -> Iterator[Notice]:
+    """Yield a notice for each key that the release does not have, and for an unknown release.
+
+    A key outside of a given release is illegal; otherwise the run may use an older release.
+
+    engine : first part of the ids.
+    keys : (key as in the file, releases that have it).
+    sure : False if the file's program may declare the keys itself.
+    """
+    if release.note:
+        yield notice(
+            f"{engine}.release-newer",
+            "read",
+            "{note}",
+            note=release.note,
+            release=release.name,
+            newest=release.newer_than,
+        )
+    for given, span in keys:
+        if not span.has(release.name):
+            yield notice(
+                f"{engine}.release",
+                "illegal" if release.given and sure else "environment",
+                "{given} ({span}) does not exist in release {release}",
+                "" if release.given else "Give your release with --release",
+                given=given,
+                span=span.text,
+                release=release.name,
+                first=span.first or None,
+                last=span.last or None,
+            )

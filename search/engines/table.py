@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from autopar.documents.checks import kind_of
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import replace, shorten
-from search.engines.engine import Engine, function_of, value_of
+from search.engines.engine import Engine, EngineRelease, asked_release, function_of, value_of
 
 if TYPE_CHECKING:
     from autopar.run.run import Run
@@ -71,6 +71,7 @@ ENGINES: tuple[Engine, ...] = (
         "megatron",
         "script, YAML or JSON",
         tuner="megatron-bridge",
+        releases=value_of("megatron.release.RELEASES"),
         imports=function_of("megatron.plan.import_megatron"),
     ),
     Engine(
@@ -81,6 +82,7 @@ ENGINES: tuple[Engine, ...] = (
         read=function_of("bridge.check.read"),
         card=function_of("bridge.check.card"),
         write=function_of("bridge.write.write"),
+        releases=value_of("bridge.keys.RELEASES"),
         starts=("megatron",),
     ),
     _uniform(
@@ -89,6 +91,7 @@ ENGINES: tuple[Engine, ...] = (
         "torchtitan",
         "TOML, script or recipe in Python",
         titled_by_release=True,
+        releases=value_of("torchtitan.flavours.RELEASES"),
     ),
     _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script", asks_for_batch=True),
     _uniform(
@@ -135,6 +138,22 @@ WRITERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.write is not
 def engine_named(name: str) -> Engine:
     """Return the engine with a name of ENGINES; raises InputError for another name."""
     return _with_name(name, ENGINES)
+
+
+def release_for(engine: Engine, asked: str | None) -> EngineRelease | None:
+    """Return the release of an engine that `--release` names; None: not given.
+
+    Raises OptionError for a release that is unknown, or an engine whose keys have no releases.
+    """
+    if asked is None:
+        return None
+    if engine.releases is None:
+        title = engine.title
+        raise OptionError(
+            f"--release {shorten(asked)}: keys of {title} are not known by release",
+            remedy="Remove it",
+        )
+    return asked_release(asked, engine.releases())
 
 
 def planned_as(name: str) -> str:
@@ -313,6 +332,7 @@ def read_checked(
     global_batch: int | None = None,
     precision: PrecisionKind | None = None,
     lengths: bool = False,
+    release: str | None = None,
     ignored: Collection[str] = (),
     text: str | None = None,
 ) -> CheckedFile:
@@ -324,15 +344,19 @@ def read_checked(
     micro_batch, global_batch : sequences of a rank and micro-batch, and of a step, likewise.
     precision : bf16, fp16 or fp32, likewise.
     lengths : True if the lengths of samples are given.
+    release : release of the engine; None: that of the file, or the newest known.
     ignored : names of arguments and keys that change neither memory nor time.
     text : text of the file; None to read it.
 
-    Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
+    Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown, and
+    OptionError for an unusable release.
     """
     from search.engines.reader import CheckOptions
 
     source = launch_file(path, world_size=world_size, text=text)
+    engine = engine_of(source)
     asked = CheckOptions(
+        release=release_for(engine, release),
         world_size=world_size,
         gpu=gpu,
         model=model,
@@ -342,7 +366,6 @@ def read_checked(
         precision=precision,
         lengths=lengths,
     )
-    engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"
     if not engine.asks_for_batch and (micro_batch or global_batch or precision):
         raise DocumentError(

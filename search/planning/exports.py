@@ -26,6 +26,7 @@ from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_probability, format_seconds
 from search.engines.differences import losses_of
+from search.engines.engine import EngineRelease
 from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.plans import (
@@ -44,6 +45,7 @@ from search.engines.table import (
     engine_named,
     engine_space,
     planned_as,
+    release_for,
     writer_of,
 )
 from search.planning.layered.parts import as_engine
@@ -107,7 +109,7 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
     losses = lowered.losses
     if lowered.draft is not None and lowered.runs is not None:
         title = title_of(engine, lowered.draft)
-        runs = read_back(lowered.draft, lowered.runs, title)
+        runs = read_back(lowered.draft, lowered.runs, title, job.release)
         losses = (*losses, *losses_of(lowered.runs, runs, title))
     changes = _changes(choice)
     details = []
@@ -128,7 +130,7 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
         num_nodes=job.num_nodes,
         files=with_script(lowered.files, lowered.launch),
         launch=lowered.launch,
-        notes=lowered.notes,
+        notes=(*lowered.notes, *_of_release(job.release)),
         losses=losses,
         lossy=bool(losses),
         changes=tuple(changes),
@@ -146,8 +148,10 @@ _OF_MODEL = ("attention", "layer", "mixer", "mlp", "model")
 """Records of `run_differences` that describe the model."""
 
 
-def launch_export(stored: StoredRun, engine: str) -> Export:
+def launch_export(stored: StoredRun, engine: str, release: str | None = None) -> Export:
     """Return the export of a uniform plan to an engine, which may differ from that of the search.
+
+    release : release of the engine; None: the newest known.
 
     Raises InputError if the engine supports no uniform plans, or not this one.
     """
@@ -157,6 +161,7 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         gpus_per_node=question.gpus_per_node,
         model=question.spec.name,
         spec=question.spec,
+        release=release_for(engine_named(engine), release),
     )
     run, losses = stored.run, tuple[UnsupportedFeature, ...]()
     changes, price = tuple[str, ...](), None
@@ -204,7 +209,7 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         num_nodes=question.num_nodes,
         files=with_script(found.files, found.launch),
         launch=found.launch,
-        notes=found.notes,
+        notes=(*found.notes, *_of_release(place.release)),
         losses=losses,
         # losses need `--allow-approx` only on another engine, or in the model
         lossy=any(not is_own or one.field.split(".")[0] in _OF_MODEL for one in losses),
@@ -216,6 +221,11 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         rates=rates,
         samples_per_s=samples_per_s,
     )
+
+
+def _of_release(release: EngineRelease | None) -> tuple[str, ...]:
+    """Return the note on a release that is newer than the known ones."""
+    return (release.note,) if release is not None and release.note else ()
 
 
 def _trained(stored: StoredRun, run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:

@@ -18,7 +18,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from autopar.training.lengths import KnownBatching
 from search.engines.arguments import BOTH, variables_of, words_of
-from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
+from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS, RELEASES, span_of
 from search.engines.bridge.read import (
     BridgeFile,
     GivenSetting,
@@ -31,6 +31,7 @@ from search.engines.bridge.read import (
 )
 from search.engines.bridge.recipes import Settings, recompute_settings
 from search.engines.changes import Changes, arguments_of, with_balanced_chunks
+from search.engines.engine import EngineRelease, asked_release
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
@@ -43,6 +44,7 @@ from search.engines.reader import (
     ReadResult,
     attempt,
     read_notes,
+    release_notices,
     unread,
     world_size_of,
 )
@@ -103,7 +105,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
     Raises DocumentError if the number of GPUs is unknown or contradictory.
     """
-    file = read_bridge(source)
+    file = read_bridge(source, None if asked.release is None else asked.release.name)
+    release = asked.release or asked_release(file.release, RELEASES)
     world = world_size_of(source.path, file.world_size, asked)
     settings = file.settings(world)
     place = _Place(
@@ -139,7 +142,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
             said.append(replace(_fact("sizes", "not priced", text), withdraws=BOTH))
             found = ReadResult()
         if not missing or file.is_whole:
-            said += _findings(file, settings, place, found)
+            said += _findings(file, settings, place, found, release)
     said += unread("bridge", ignored, partial(_line, file), _meant)
     said += read_notes((*file.notes, *_of_device(file, asked)))
     return CheckedFile(
@@ -201,9 +204,14 @@ def _of_device(file: BridgeFile, asked: CheckOptions) -> Iterator[str]:
 
 
 def _findings(
-    file: BridgeFile, settings: Settings, place: _Place, found: ReadResult
+    file: BridgeFile,
+    settings: Settings,
+    place: _Place,
+    found: ReadResult,
+    release: EngineRelease,
 ) -> Iterator[Notice]:
     spelled = file.spelled
+    yield from release_notices("bridge", release, ((key, span_of(key)) for key in spelled))
     own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
     if found.unpriced is not None:
         yield _in_keys(file, settings, found.unpriced)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from search.engines.arguments import Unpriced
+from search.engines.engine import Span
+from search.engines.megatron.names import spans_of
 
 VALUES: Mapping[str, str] = {
     **{
@@ -144,6 +146,33 @@ _OTHERS: Mapping[str, str] = {
 """Key -> Megatron-LM argument, for keys whose value is converted in code (`flags_of_settings`)."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
 """Key -> Megatron-LM argument, used to replace arguments by keys in messages."""
+CORE: Mapping[str, str] = {"0.3": "0.16", "0.4": "0.17", "0.5": "0.18", "0.6": "0.19"}
+"""Release of Megatron-Bridge, oldest first -> release of Megatron-Core that it contains: submodule
+3rdparty/Megatron-LM of the tags v0.3.1, v0.4.2, v0.5.1 and v0.6.0."""
+RELEASES = tuple(CORE)
+_SPANS: Mapping[str, Span] = {
+    "mixed_precision.fp4_param": Span("0.4.2"),
+    "mixed_precision.fp4_param_gather": Span("0.4.2"),
+    # a field of TransformerConfig before it became an argument
+    "model.use_transformer_engine_op_fuser": Span(),
+}
+"""Key -> releases that have it, unless those of its Megatron-LM argument apply."""
+
+
+def span_of(key: str) -> Span:
+    """Return the releases of Megatron-Bridge that have a key.
+
+    Fields of `model` are those of the `TransformerConfig` of Megatron-Core. The tags were compared.
+    """
+    found = None if not key.startswith("model.") else spans_of(FLAG_OF_KEY.get(key, "")).values()
+    if key in _SPANS or not found:
+        return _SPANS.get(key, Span())
+    own = [one for one, core in CORE.items() if all(span.has(core) for span in found)]
+    if not own:
+        return Span()
+    return Span("" if own[0] == RELEASES[0] else own[0], "" if own[-1] == RELEASES[-1] else own[-1])
+
+
 DATASET_LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
 """Keys of the sample length in tokens; the name depends on the release."""
 KEYS = frozenset(FLAG_OF_KEY)
@@ -253,6 +282,12 @@ ARGUMENTS = frozenset({
 })  # fmt: skip
 """Known launcher arguments. Those without settings in `argument_settings` are assumed to change
 neither time nor memory."""
+DETERMINISTIC = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""Environment variables that `--deterministic` sets (`apply_determinism_overrides`)."""
 
 
 UNPRICED_ARGUMENTS: Mapping[str, Unpriced] = {

@@ -22,6 +22,7 @@ from search.engines.arguments import BOTH, Ignored, Unpriced, UnpricedError
 from search.engines.bridge.keys import (
     ARGUMENTS,
     DATASET_LENGTHS,
+    DETERMINISTIC,
     HARMLESS_KEYS,
     KEYS,
     SHORT,
@@ -87,6 +88,8 @@ class BridgeFile(Record):
     unknown: tuple[str, ...] = ()
     """Sentences on what a Python file sets only when it runs."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    release: str | None = None
+    """Release of the container, or that which the user names; None: not known."""
 
     @property
     def own(self) -> Settings:
@@ -191,17 +194,20 @@ def is_bridge(source: Configuration) -> bool:
     return any(key in KEYS for key in words)
 
 
-def read_bridge(source: Configuration) -> BridgeFile:
-    """Return the content of a Megatron-Bridge file; problems are in the result and not raised."""
+def read_bridge(source: Configuration, release: str | None = None) -> BridgeFile:
+    """Return the content of a Megatron-Bridge file; problems are in the result and not raised.
+
+    release : release of the recipes; None: that of the container, or the newest with the recipe.
+    """
     if source.python is not None:
-        return _python(source, source.python)
+        return _python(source, source.python, release)
     if source.command is None:
         return _document(source)
-    return _command(source, source.command)
+    return _command(source, source.command, release)
 
 
-def _python(source: Configuration, text: str) -> BridgeFile:
-    found = read_source(source.path, text, source.environment)
+def _python(source: Configuration, text: str, release: str | None) -> BridgeFile:
+    found = read_source(source.path, text, source.environment, release)
     given = [GivenSetting(spelled=key, value=repr(value), settings={key: value})
              for key, value in found.own.items()]  # fmt: skip
     packed = found.own.get(PACKS, found.recipe.settings.get(PACKS))
@@ -231,7 +237,7 @@ def _name(word: str) -> str | None:
     return SHORT.get(word)
 
 
-def _command(source: Configuration, command: Command) -> BridgeFile:
+def _command(source: Configuration, command: Command, release: str | None) -> BridgeFile:
     plain: dict[str, tuple[str, list[str]]] = {}
     given, others = list[GivenSetting](), list[GivenSetting]()
     at = 0
@@ -263,7 +269,8 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             known = name in ARGUMENTS if row is None else row.is_off(values)
             ignored.append(_ignored(spelled, values, row, known))
     own = {key: value for one in (*given, *others) for key, value in one.settings.items()}
-    recipe, notes, unpriced = _recipe_of(text, command.program)
+    release = release or release_of(text.get("container_image", ""))
+    recipe, notes, unpriced = _recipe_of(text, command.program, release)
     packed = None
     if own.get(PACKS, recipe.settings.get(PACKS)):
         packed = f"{recipe.name} packs samples: add --lengths, or {PACKS}=false"
@@ -280,6 +287,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         unpriced=unpriced,
         packed=packed,
         environment=_environment(text, source.environment),
+        release=release,
     )
     return replace(file, given=file.ordered((*given, *others)))
 
@@ -310,23 +318,16 @@ def _environment(text: Mapping[str, str], own: Mapping[str, str]) -> dict[str, s
     named = text.get("custom_env_vars", "").split(",")
     given = [*named, text.get("env", "")]
     found = {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
-    return {**_DETERMINISTIC, **found} if "deterministic" in text else found
+    return {**DETERMINISTIC, **found} if "deterministic" in text else found
 
 
-_DETERMINISTIC = {
-    "NCCL_ALGO": "Ring",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
-"""Environment variables that `--deterministic` sets (`apply_determinism_overrides`)."""
-
-
-def _recipe_of(text: Mapping[str, str], program: str) -> tuple[Recipe, tuple[str, ...], str | None]:
+def _recipe_of(
+    text: Mapping[str, str], program: str, release: str | None
+) -> tuple[Recipe, tuple[str, ...], str | None]:
     """Return (recipe of a command, notes on assumptions, reason why it cannot be priced or None).
 
-    text : values of arguments by long name. program : path of the launcher.
+    text : values of arguments by long name. release : as in `named_recipe`.
     """
-    release = release_of(text.get("container_image", ""))
     asked = text.get("task", text.get("mode", "pretrain"))
     task = {"lora": "peft", "finetune": "sft"}.get(asked, asked)
     unpriced = None
@@ -349,7 +350,7 @@ def _recipe_of(text: Mapping[str, str], program: str) -> tuple[Recipe, tuple[str
     notes = list[str]()
     if not model:
         stem = program.rpartition("/")[2].removesuffix(".py").removeprefix("pretrain_")
-        recipe = named_recipe(f"{stem}_pretrain_config")
+        recipe = named_recipe(f"{stem}_pretrain_config", release)
         if recipe.model is not None:
             notes.append(f"recipe from the name of the program: {recipe.name}")
         return recipe, tuple(notes), unpriced

@@ -145,23 +145,23 @@ _CONTAINERS = {"26.08": "0.6", "26.06": "0.5", "26.04": "0.4", "26.02": "0.3"}
 
 
 def release_of(image: str) -> str | None:
-    """Return the release in a container such as `nvcr.io/nvidia/nemo:26.04.01`; None: unknown.
+    """Return the release, such as 0.4, in a container such as `nvcr.io/nvidia/nemo:26.04.01`.
 
-    For containers before 26.02, whose releases have no data, it is the oldest release with data.
+    None: unknown. For containers before 26.02, whose releases have no data, it is the oldest
+    release with data.
     """
     tag = re.search(r"nemo:([0-9]{2}\.[0-9]{2})", image)
     if tag is None or tag[1] > max(_CONTAINERS):
         return None
-    own = _CONTAINERS.get(tag[1], min(_CONTAINERS.values()))
-    return next((one for one in releases() if one.startswith(f"{own}.")), None)
+    return _CONTAINERS.get(tag[1], min(_CONTAINERS.values()))
 
 
 def _searched(release: str | None) -> Iterator[tuple[str, dict[str, _Row]]]:
     """Yield releases with their recipes: the asked one, then the others, newest first."""
     rows = _rows()
-    if release is not None:
-        yield release, rows[release]
-    yield from ((one, rows[one]) for one in rows if one != release)
+    minor = "" if release is None else ".".join(release.split(".")[:2])
+    # a sort keeps the order of equal keys
+    yield from sorted(rows.items(), key=lambda row: not row[0].startswith(f"{minor}."))
 
 
 def named_recipe(name: str, release: str | None = None) -> Recipe:

@@ -251,17 +251,19 @@ def is_source(text: str) -> bool:
     return re.search(rf"(?m)^\s*(from|import)\s+{re.escape(_PACKAGE)}\b", text) is not None
 
 
-def read_source(path: Path, text: str, environment: Mapping[str, str]) -> PythonFile:
+def read_source(
+    path: Path, text: str, environment: Mapping[str, str], release: str | None = None
+) -> PythonFile:
     """Return the recipe of a Python file: the one that it trains, else that of its only function.
 
-    environment : known variables of the run. Raises DocumentError for a file that is not Python,
-    without a recipe, or with several.
+    environment : known variables of the run. release : as in `named_recipe`. Raises DocumentError
+    for a file that is not Python, without a recipe, or with several.
     """
     bases: dict[int, Recipe] = {}
     kept: list[Section] = []  # an `id` is of one object while the object exists
 
     def recipe(name: str) -> Section | None:
-        found = named_recipe(name)
+        found = named_recipe(name, release)
         if not found.settings:
             return None
         section = _section(found)

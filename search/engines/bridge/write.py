@@ -34,6 +34,7 @@ from search.engines.words import one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"
 VERSION = "0.6.0"
+"""Release that files are written for, unless the user names another."""
 _FILE = "bridge_overrides.sh"
 _VANILLA = "vanilla_gpt_pretrain_config"
 
@@ -51,13 +52,14 @@ def write(run: Run, place: ExportTarget) -> Draft:
             "attention, and gated attention",
             remedy="Export the plan for Megatron-LM (--engine megatron)",
         )
+    version = _version(place)
     recipe = recipe_of(run, place)
     settings = settings_of(run, recipe)
     given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}
     path = required("BRIDGE_PATH", "set BRIDGE_PATH to a checkout of Megatron-Bridge")
     program = f'"{path}/scripts/training/run_recipe.py" "${{BRIDGE_ARGS[@]}}"'
     return Draft(
-        version=VERSION,
+        version=version,
         files={_FILE: _script(run, place, recipe, given)},
         launch=f"source {_FILE}\n" + torchrun(place, program),
         notes=tuple(_notes(run, place, recipe)),
@@ -69,13 +71,17 @@ def recipe_of(run: Run, place: ExportTarget) -> Recipe:
 
     Raises UnsupportedError if there is none for fine-tuning.
     """
-    runtime = run.runtime
+    runtime, version = run.runtime, _version(place)
     task: Task = "peft" if runtime.adapters is not None else "sft" if runtime.sft else "pretrain"
     name = recipe_model(run.model, place.model, task)
     if name is None and runtime.fine_tunes:
         kind = {"peft": "LoRA", "sft": "SFT"}[task]
-        raise UnsupportedError(f"{_TITLE} {VERSION} has no {kind} recipe for {place.model}")
-    return named_recipe(_VANILLA if name is None else f"{name}_{task}_config")
+        raise UnsupportedError(f"{_TITLE} {version} has no {kind} recipe for {place.model}")
+    return named_recipe(_VANILLA if name is None else f"{name}_{task}_config", version)
+
+
+def _version(place: ExportTarget) -> str:
+    return VERSION if place.release is None else place.release.name
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
@@ -445,7 +451,7 @@ def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> s
     # Bridge sets this variable at startup.
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [
-        f"# A recipe of Megatron-Bridge {VERSION} with its overrides",
+        f"# A recipe of Megatron-Bridge {_version(place)} with its overrides",
         (f"# for {name} on {place.num_nodes} x {place.gpus_per_node} GPUs; source it with bash."),
         *(f"export {variable}={value}" for variable, value in environment.items()),
         "",

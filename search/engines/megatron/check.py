@@ -16,14 +16,16 @@ from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, run_with_split
 from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.changes import Changes, changed_words, changes_of
+from search.engines.engine import EngineRelease, asked_release
 from search.engines.megatron.findings import findings_of, spelled
-from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
+from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES, spans_of
 from search.engines.megatron.read import (
     arguments_of_configuration,
     read_run,
     underscored,
     unread_parts,
 )
+from search.engines.megatron.release import RELEASES, code_of
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting, Words
 from search.engines.reader import (
@@ -63,6 +65,7 @@ class MegatronWords(Record):
     world_size: int
     environment: Mapping[str, str]
     gpu: str
+    release: EngineRelease
     name: str
     """Name of the run."""
 
@@ -74,6 +77,7 @@ class MegatronWords(Record):
                 world_size=self.world_size,
                 environment=self.environment,
                 gpu=self.gpu,
+                release=code_of(self.release),
                 source=self.name,
             ).run
         except InputError:
@@ -84,9 +88,14 @@ class MegatronWords(Record):
     def becoming(self, before: Run, after: Run) -> Changes | None:
         """Return the argument changes that turn `before` into `after`, verified by reading them.
 
-        None: the changed arguments do not describe `after`, or break a rule.
+        None: the changed arguments do not describe `after`, break a rule, or are of other releases.
         """
         changes = changes_of(self.words, before, after)
+        added = (
+            spans_of(flag, (word,) if word else ()) for flag, _, word in changes if word is not None
+        )
+        if not all(span.has(self.release.name) for spans in added for span in spans.values()):
+            return None
         again = replace(self, words=changed_words(self.words, changes)).run()
         return None if again is None or not same_run(again, after) else changes
 
@@ -109,6 +118,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
     Raises DocumentError if the number of GPUs is unknown or contradictory.
     """
+    release = asked.release or asked_release(None, RELEASES)
     arguments, environment = arguments_of_configuration(source)
     words, left_out, wrong = _without_values(words_of(arguments))
     arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
@@ -120,6 +130,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
             world_size=world,
             environment=environment,
             gpu=asked.gpu,
+            release=code_of(release),
             source=str(source.path),
         )
     )
@@ -133,6 +144,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         problems=found.problems,
         run=found.run,
         declares=_declares(source),
+        release=release,
     )
     if found.unpriced is not None:
         said = (found.unpriced, *said)
@@ -157,6 +169,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         world_size=world,
         environment=environment,
         gpu=asked.gpu,
+        release=release,
         name=str(source.path),
     )
     return CheckedFile(

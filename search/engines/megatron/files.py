@@ -14,6 +14,7 @@ from search.engines.text import dump_yaml
 from search.engines.words import Nodes, one_line, required, torchrun
 
 ENGINE_VERSION = "main of September 2026"
+"""Code that arguments are written for, unless the user names a release."""
 SCRIPT = "megatron_args.sh"
 YAML = "megatron_args.yaml"
 Sections = Mapping[str, Sequence[Argument]]
@@ -89,15 +90,21 @@ CHECKPOINT_ARGS=(
 
 
 def script_text(
-    name: str, nodes: Nodes, program: str, sections: Sections, environment: Environment
+    name: str,
+    nodes: Nodes,
+    program: str,
+    sections: Sections,
+    environment: Environment,
+    version: str = ENGINE_VERSION,
 ) -> str:
     """Return a bash script to source, which exports variables and sets the array `MEGATRON_ARGS`.
 
-    name : name of the model, for the header comment. program : training program.
+    name : name of the model, for the header comment. program : training program. version : release
+    of Megatron-LM, for the same comment.
     """
     where = f"{nodes.num_nodes} x {nodes.gpus_per_node} GPUs"
     lines = [
-        f"# Arguments of Megatron-LM's {program} ({ENGINE_VERSION})",
+        f"# Arguments of Megatron-LM's {program} ({version})",
         f"# for {one_line(name)} on {where}; source it with bash.",
         *_exports(environment),
         "",
@@ -124,7 +131,7 @@ def quoted(word: str) -> str:
     return word if re.fullmatch(r"[A-Za-z0-9_.,:/+-]+", word) else f'"{word}"'
 
 
-def yaml_text(sections: Sections, environment: Environment) -> str:
+def yaml_text(sections: Sections, environment: Environment, version: str = ENGINE_VERSION) -> str:
     """Return the arguments as YAML in the format of `model_config.yaml` in Megatron-LM's tests."""
     document: dict[str, object] = {}
     # ENV_VARS of the format can set variables but not unset them.
@@ -134,9 +141,7 @@ def yaml_text(sections: Sections, environment: Environment) -> str:
     document["MODEL_ARGS"] = {
         f"--{flag}": _yaml_value(words) for part in sections.values() for flag, words in part
     }
-    head = (
-        f"# Megatron-LM, {ENGINE_VERSION}\n# to save and load add --save, --save-interval, --load\n"
-    )
+    head = f"# Megatron-LM, {version}\n# to save and load add --save, --save-interval, --load\n"
     return head + dump_yaml(document)
 
 

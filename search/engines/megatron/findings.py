@@ -13,10 +13,18 @@ from autopar.run.rules import Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, spelled_variable
-from search.engines.megatron.names import RELEASES, REMOVED, alike, concern_of, names_about
+from search.engines.engine import EngineRelease
+from search.engines.megatron.names import (
+    RELEASES,
+    REMOVED,
+    alike,
+    concern_of,
+    names_about,
+    spans_of,
+)
 from search.engines.megatron.rules import broken_in_some_releases, broken_rules
 from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words
-from search.engines.reader import unread
+from search.engines.reader import release_notices, unread
 
 
 class _UnusedFlags(NamedTuple):
@@ -103,6 +111,7 @@ def findings_of(
     problems: tuple[Notice, ...] = (),
     run: Run | None = None,
     declares: bool = False,
+    release: EngineRelease | None = None,
 ) -> tuple[Notice, ...]:
     """Return the findings on the arguments of a run, illegal ones first.
 
@@ -115,6 +124,7 @@ def findings_of(
     problems : findings that prevented the arguments from being read as a run.
     run : run of the arguments; None: not read.
     declares : True if the program may declare arguments that Megatron-LM does not have.
+    release : release of Megatron-LM; None: the settings are not arguments of its parser.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
@@ -139,7 +149,14 @@ def findings_of(
     named = {flag for one in found for flag in _FLAG.findall(one.problem)}
     idle = {flag: one for one in _idle(setting) if (flag := str(one.values["flag"])) not in named}
     found += idle.values()
-    found += (*_variables(setting, environment, gpu), *broken_in_some_releases(setting))
+    found += (*_variables(setting, environment, gpu), *broken_in_some_releases(setting, release))
+    if release is not None:
+        rows = (
+            (f"--{key.replace('=', ' ')}", span)
+            for flag in sorted(words)
+            for key, span in spans_of(flag, words[flag]).items()
+        )
+        found += release_notices("megatron", release, rows, sure=not declares)
     batch = setting.value("global_batch")
     for flag, name in (("rampup-batch-size", "ramp_start"), (STEPS, "first_step")):
         start = setting.value(name)

@@ -37,6 +37,7 @@ from search.engines.megatron.read import (
     renamed,
     strategy_of,
 )
+from search.engines.megatron.release import Release
 from search.engines.megatron.rules import EXCHANGE
 from search.engines.megatron.setting import VIRTUAL
 from search.engines.megatron.space import SPACE as OWN
@@ -465,7 +466,7 @@ def import_megatron(
         )
     layers = words.number("num-layers", num_layers)
     try:
-        strategy = strategy_of(words, world, num_layers=layers)
+        strategy = strategy_of(words, world, Release(), num_layers=layers)
     except DocumentError:
         raise
     except InputError as error:

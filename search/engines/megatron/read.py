@@ -154,10 +154,11 @@ def read_run(
     release = release or Release()
     pattern = read_pattern(words)
     model = model_of(words, release, pattern)
-    _refuse_sharding(words)
+    _refuse_sharding(words, release)
     strategy = strategy_of(
         words,
         world,
+        release,
         num_layers=model.num_layers,
         mtp=model.mtp,
         experts=model.experts is not None,
@@ -307,6 +308,7 @@ _HYBRID_SPEC = re.compile(r"megatron\.core\.models\.(mamba|hybrid)\.\1_layer_spe
 def strategy_of(
     words: LaunchArguments,
     world: int,
+    release: Release,
     *,
     num_layers: int,
     mtp: int = 0,
@@ -323,7 +325,7 @@ def strategy_of(
     pp = words.number("pipeline-model-parallel-size", 1)
     letters = 2 if pattern is not None and is_gpt(words, pattern) else 1
     stages = _stages(words, num_layers, mtp, pp, pattern, letters)
-    split = _split(words, experts=experts)
+    split = _split(words, release, experts=experts)
     ranks = split.tp * split.cp * pp
     # `dp` is 0 if the degrees do not divide the GPUs; `legal` rejects such a run.
     dp = 0 if world % ranks else world // ranks
@@ -349,7 +351,7 @@ def strategy_of(
     return _recomputing(words, _with_wide_ends(words, strategy), letters)
 
 
-def _split(words: LaunchArguments, *, experts: bool) -> Split:
+def _split(words: LaunchArguments, release: Release, *, experts: bool) -> Split:
     tp = words.number("tensor-model-parallel-size", 1)
     cp = words.number("context-parallel-size", 1)
     kinds = words.list("cp-comm-type")
@@ -370,7 +372,7 @@ def _split(words: LaunchArguments, *, experts: bool) -> Split:
         # Expert degrees have no effect in a dense model.
         ep=words.number("expert-model-parallel-size", 1) if experts else 1,
         etp=words.number("expert-tensor-parallel-size", tp) if experts else 1,
-        zero=_zero(words),
+        zero=_zero(words, release),
         replicas=words.number("num-distributed-optimizer-instances", 1),
         offload=_offloaded(words),
     )
@@ -511,7 +513,13 @@ def _with_wide_ends(words: LaunchArguments, strategy: Strategy) -> Strategy:
 _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
-def _zero(words: LaunchArguments) -> Zero:
+def _sharding(words: LaunchArguments, release: Release) -> str:
+    """Return the sharding strategy of Megatron-FSDP."""
+    usual = "optim_grads_params" if release.has("sharded by default") else "no_shard"
+    return words.choice(Flag.SHARDING, _STRATEGIES, usual)
+
+
+def _zero(words: LaunchArguments, release: Release) -> Zero:
     """Return the ZeRO stage of the distributed optimizer, Megatron-FSDP or FSDP2."""
     if words.has("use-torch-fsdp2"):
         # Weights that stay gathered after the forward pass correspond to ZeRO-2.
@@ -519,10 +527,10 @@ def _zero(words: LaunchArguments) -> Zero:
     zero: Zero = 1 if words.has("use-distributed-optimizer") else 0
     if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
         return zero
-    return _ZERO.get(words.choice(Flag.SHARDING, _STRATEGIES, "no_shard"), zero)
+    return _ZERO.get(_sharding(words, release), zero)
 
 
-def _refuse_sharding(words: LaunchArguments) -> None:
+def _refuse_sharding(words: LaunchArguments, release: Release) -> None:
     """Raise UnpricedError for Megatron-FSDP with pipeline stages or with sharding `optim`."""
     if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
         return
@@ -532,9 +540,8 @@ def _refuse_sharding(words: LaunchArguments) -> None:
         raise words.unpriced(
             "use-megatron-fsdp", f"with {pp} pipeline stages is not priced", "Use one stage"
         )
-    strategy = words.text(Flag.SHARDING, "no_shard")
-    if strategy == "optim":
-        raise words.unpriced(Flag.SHARDING, f"{strategy} is not priced", "Use optim_grads_params")
+    if _sharding(words, release) == "optim":
+        raise words.unpriced(Flag.SHARDING, "optim is not priced", "Use optim_grads_params")
 
 
 def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:

@@ -12,6 +12,23 @@ from typing import Any, Literal, cast
 from autopar.rates.devices import default_attention
 from autopar.records import Record
 from autopar.run.runtime import Allocator, AttentionKernel, PrecisionKind, Quirks
+from search.engines.engine import EngineRelease
+
+CORE: Mapping[str, str] = {
+    "0.15": "2025-10-20", "0.16": "2026-02-02", "0.17": "2026-03-31", "0.18": "2026-06-01",
+    "0.19": "2026-07-28", "0.20": "9999-12-31",
+}  # fmt: skip
+"""Release of Megatron-Core, oldest first -> date of its last commit from main (git merge-base of
+the tag and main). Release 0.20 is main of August 2026."""
+
+
+RELEASES = tuple(CORE)
+
+
+def code_of(release: EngineRelease) -> Release:
+    """Return the code of a release of Megatron-Core, as a date."""
+    minor = ".".join(release.name.split(".")[:2])
+    return Release(date=CORE.get(minor, Release().date))
 
 
 class Release(Record):
@@ -46,6 +63,8 @@ _CHANGES = {
     "loss in place": ("2025-02", False),
     # With expert tensor parallelism, gathered tokens of experts are saved a second time.
     "regathered": ("2025-11", False),
+    # Megatron-FSDP without `--data-parallel-sharding-strategy` shards everything (#3691).
+    "sharded by default": ("2026-04", False),
     # `NullTokenizer` no longer adds its end-of-document token to the vocabulary.
     "given vocabulary": ("2026-01", False),
 }

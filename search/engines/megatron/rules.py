@@ -35,6 +35,7 @@ from autopar.run.rules import (
     without_repetitions,
 )
 from autopar.run.run import Run, mixer_values
+from search.engines.engine import EngineRelease, Span
 from search.engines.megatron.setting import STEPS, VIRTUAL, Setting, Words, ramp, ramp_start
 from search.engines.megatron.stages import PATTERN
 
@@ -549,51 +550,62 @@ WRITTEN = (
           "--use-megatron-fsdp excludes pipeline stages"),
 )  # fmt: skip
 """Rules for exported arguments only: Megatron-LM prints a warning or has no check for them."""
+
+
+def _until(last: str, rule: Rule) -> tuple[Span, Rule]:
+    return Span(last=last), rule._replace(message=f"{rule.message} up to core {last}")
+
+
+def _since(first: str, rule: Rule) -> tuple[Span, Rule]:
+    return Span(first), rule._replace(message=f"{rule.message} from core {first}")
+
+
 _BY_RELEASE = (
-    _when("num-experts", _rule(
+    _until("0.15", _when("num-experts", _rule(
         "before.fp16-experts", "fp16, ep", lambda fp16, ep: fp16 * (ep > 1),
-        "--expert-model-parallel-size above 1 excludes --fp16 up to core 0.15")),
-    _when("num-experts", _rule(
+        "--expert-model-parallel-size above 1 excludes --fp16"))),
+    _until("0.15", _when("num-experts", _rule(
         "before.grouped", "moe-grouped-gemm, bf16", lambda grouped, bf16: grouped > bf16,
-        "--moe-grouped-gemm needs --bf16 up to core 0.15")),
-    _when("num-experts", _rule(
+        "--moe-grouped-gemm needs --bf16"))),
+    _until("0.19", _when("num-experts", _rule(
         "before.padded-capacity", f"{_PADDED}, {_FLEX}, {_DEEPEP}",
         lambda padded, flex, deepep: padded * flex > deepep,
-        f"--{_PADDED} excludes --moe-token-dispatcher-type flex up to core 0.19")),
-    _rule("before.moe-overlap", f"{_OVERLAP}, mtp, pp",
+        f"--{_PADDED} excludes --moe-token-dispatcher-type flex"))),
+    _until("0.17", _rule("before.moe-overlap", f"{_OVERLAP}, mtp, pp",
           lambda overlap, mtp, pp: overlap * (mtp == 1) * (pp == 1),
-          f"--{_OVERLAP} with MTP layers needs pipeline stages up to core 0.17"),
-    _rule("before.muon", "muon, use-distributed-optimizer", lambda muon, sharded: muon * sharded,
-          "--optimizer muon excludes --use-distributed-optimizer up to core 0.17"),
-    _rule("before.muon-overlap", "optimizer=muon, overlap-grad-reduce",
+          f"--{_OVERLAP} with MTP layers needs pipeline stages")),
+    _until("0.17", _rule(
+        "before.muon", "muon, use-distributed-optimizer", lambda muon, sharded: muon * sharded,
+        "--optimizer muon excludes --use-distributed-optimizer")),
+    _until("0.17", _rule("before.muon-overlap", "optimizer=muon, overlap-grad-reduce",
           lambda muon, overlap: muon * overlap,
-          "--optimizer muon excludes --overlap-grad-reduce up to core 0.17"),
-    _rule("before.rampup", "train-iters, rampup-batch-size", lambda iters, ramp: iters * ramp,
-          "--rampup-batch-size needs --train-samples up to core 0.17"),
-    _rule("before.flash-attn", "deterministic-mode, use-flash-attn",
+          "--optimizer muon excludes --overlap-grad-reduce")),
+    _until("0.17", _rule("before.rampup", "train-iters, rampup-batch-size",
+          lambda iters, ramp: iters * ramp, "--rampup-batch-size needs --train-samples")),
+    _until("0.18", _rule("before.flash-attn", "deterministic-mode, use-flash-attn",
           lambda deterministic, flash: deterministic * flash,
-          "--deterministic-mode excludes --use-flash-attn up to core 0.18"),
-    _rule("since.rotary-mtp",
+          "--deterministic-mode excludes --use-flash-attn")),
+    _since("0.17", _rule("since.rotary-mtp",
           "mtp, rotary, position-embedding-type=rope, position-embedding-type=none",
           lambda mtp, rotary, rope, none: (mtp > 0) * rotary > (rope + none > 0),
           "--mtp-num-layers needs --position-embedding-type rope besides "
-          "--use-rotary-position-embeddings from core 0.17",
-          "validate_args checks MTP before it reads --use-rotary-position-embeddings"),
-    _rule("since.te-loss", "cross-entropy-loss-fusion, cross-entropy-fusion-impl=te",
+          "--use-rotary-position-embeddings",
+          "validate_args checks MTP before it reads --use-rotary-position-embeddings")),
+    _since("0.18", _rule("since.te-loss", "cross-entropy-loss-fusion, cross-entropy-fusion-impl=te",
           lambda fused, te: fused * te,
-          "--cross-entropy-loss-fusion excludes --cross-entropy-fusion-impl te from core 0.18; "
-          "native runs", "validate_args; NVIDIA/Megatron-LM pull request 5115"),
-    _rule("since.save-params", "save, save-params-interval, overlap-param-gather",
+          "--cross-entropy-loss-fusion needs --cross-entropy-fusion-impl native, not te,",
+          "validate_args; NVIDIA/Megatron-LM pull request 5115")),
+    _since("0.18", _rule("since.save-params", "save, save-params-interval, overlap-param-gather",
           lambda save, params, overlap: save * params * overlap,
-          "--save-params-interval excludes --overlap-param-gather from core 0.18"),
-    _rule("since.deterministic-overlap", "deterministic-mode, tp-comm-overlap",
+          "--save-params-interval excludes --overlap-param-gather")),
+    _since("0.19", _rule("since.deterministic-overlap", "deterministic-mode, tp-comm-overlap",
           lambda deterministic, overlap: deterministic * overlap,
-          "--deterministic-mode excludes --tp-comm-overlap from core 0.19",
-          "megatron/training/determinism.py"),
+          "--deterministic-mode excludes --tp-comm-overlap",
+          "megatron/training/determinism.py")),
 )  # fmt: skip
-BY_RELEASE = tuple(rule._replace(level="warned") for rule in _BY_RELEASE)
-"""Rules that some releases do not enforce, reported as warnings. Releases are those of the branches
-`core_r0.15.0` to `core_r0.19.0`; main of August 2026 (core 0.20) is later than all of them."""
+BY_RELEASE = tuple(rule._replace(level="warned") for _, rule in _BY_RELEASE)
+"""Rules that some releases do not enforce: warnings, unless a release is given. Releases are those
+of the branches `core_r0.15.0` to `core_r0.19.0`; main of August 2026 is core 0.20."""
 OF_ARGUMENTS = frozenset(rule.id for rule in BY_RELEASE if rule.id.startswith(_id("since"))) | {
     # DeepSeek-V3 on H100 of Megatron-Bridge trains without overlapped gradients.
     _id("overlap-param-gather.needs.overlap-grad-reduce"),
@@ -733,9 +745,18 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
     return found
 
 
-def broken_in_some_releases(setting: Setting) -> tuple[Notice, ...]:
-    """Return one notice for each broken rule that only some releases of Megatron-LM enforce."""
-    return broken(BY_RELEASE, setting.values(_names(BY_RELEASE)))
+def broken_in_some_releases(
+    setting: Setting, release: EngineRelease | None = None
+) -> tuple[Notice, ...]:
+    """Return one notice for each broken rule that only some releases of Megatron-LM enforce.
+
+    release : release that the user names, whose rules are illegal to break; None, or the default:
+        every rule is a warning.
+    """
+    values = setting.values(_names(BY_RELEASE))
+    if release is None or not release.given:
+        return broken(BY_RELEASE, values)
+    return broken((rule for span, rule in _BY_RELEASE if span.has(release.name)), values)
 
 
 def violated_rules(arguments: Words, world_size: int) -> tuple[Notice, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autopar.errors import UnsupportedError
 from autopar.rates.devices import default_attention
 from autopar.run.architecture import (
     Attention,
@@ -26,6 +27,7 @@ from autopar.run.runtime import BLACKWELL, Optimizer
 from autopar.run.strategy import wide_ends
 from autopar.units import divisors
 from search.engines.changes import recompute_arguments
+from search.engines.engine import Span
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others, spec_of, step_count
 from search.engines.huggingface.architectures import INDEXER_LOSS, architecture
 from search.engines.megatron.arguments import Argument, Flag
@@ -43,6 +45,7 @@ from search.engines.megatron.files import (
     script_text,
     yaml_text,
 )
+from search.engines.megatron.names import spans_of
 from search.engines.megatron.stages import context_words, layer_pattern, stage_arguments
 from search.engines.words import ROTARY_BASE, required
 
@@ -53,20 +56,33 @@ def write(run: Run, place: ExportTarget) -> Draft:
     """Return the arguments of a run as a script and as YAML, with the launch command.
 
     Raises InputError for a run of another engine, and for a layer partition that no argument can
-    express.
+    express. Raises UnsupportedError for a hybrid model in a release without `pretrain_hybrid.py`.
     """
     refuse_others(run, _TITLE, ())
+    version = ENGINE_VERSION
+    if place.release is not None and place.release.given:
+        version = f"core {place.release.name}"
+        if run.model.is_hybrid and not _HYBRID.has(place.release.name):
+            raise UnsupportedError(
+                f"core {place.release.name} has no pretrain_hybrid.py, which is {_HYBRID.text}",
+                remedy=f"Use --release {_HYBRID.first} or newer",
+            )
     sections, environment = sections_of(run, place), environment_of(run)
     name = place.model or run.name or "a model of these sizes"
     return Draft(
-        version=ENGINE_VERSION,
+        version=version,
         files={
-            SCRIPT: script_text(name, place, program_of(run), sections, environment),
-            YAML: yaml_text(sections, environment),
+            SCRIPT: script_text(name, place, program_of(run), sections, environment, version),
+            YAML: yaml_text(sections, environment, version),
         },
         launch=command(place, program_of(run)),
         notes=(*notes_of(run, place), *FILL_IN),
     )
+
+
+_HYBRID = Span("0.18")
+"""Releases with `pretrain_hybrid.py`. Earlier ones have `pretrain_mamba.py`, which needs a
+`--spec` of layers."""
 
 
 def program_of(run: Run) -> str:
@@ -137,7 +153,7 @@ def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
         ("untie-embeddings-and-output-weights", not model.tied),
     )
     if model.experts is not None:
-        yield from _experts(run, model.experts)
+        yield from _experts(run, place, model.experts)
         yield from _router(place, model.experts)
     if model.mtp:
         if not model.is_hybrid:
@@ -238,7 +254,22 @@ def _positions(run: Run, place: ExportTarget) -> Iterator[Argument]:
     yield from _where(("no-rope-fusion", not run.kernels.fused_rotary))
 
 
-def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
+def _flex(place: ExportTarget, backend: str) -> Iterator[Argument]:
+    flag = "moe-flex-dispatcher-backend"
+    # releases without backends have a flag for DeepEP
+    if backend == "deepep" and not _is_in(place, flag):
+        yield ("moe-enable-deepep", ())
+    else:
+        yield _one(flag, backend)
+
+
+def _is_in(place: ExportTarget, flag: str) -> bool:
+    """Return True if the release of an export has an argument."""
+    spans = spans_of(flag).values()
+    return place.release is None or all(span.has(place.release.name) for span in spans)
+
+
+def _experts(run: Run, place: ExportTarget, experts: Experts) -> Iterator[Argument]:
     kernels = run.runtime.experts
     yield _one("num-experts", experts.number)
     yield _one("moe-router-topk", experts.per_token)
@@ -253,7 +284,7 @@ def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
             yield _one("moe-layer-freq", pattern)
     yield _one("moe-token-dispatcher-type", kernels.dispatcher)
     if kernels.dispatcher == "flex":
-        yield _one("moe-flex-dispatcher-backend", flex_backend(run))
+        yield from _flex(place, flex_backend(run))
     if kernels.router_fp32:
         yield _one("moe-router-dtype", "fp32")
     # Squared ReLU is the only ungated activation with fused weighting.
@@ -449,12 +480,12 @@ def _offload(run: Run) -> Iterator[Argument]:
     if not run.offloads_activations:
         return
     if offload.layers:
-        yield ("cpu-offloading", ())
         yield _one("cpu-offloading-num-layers", offload.layers)
         return
     yield ("fine-grained-activation-offloading", ())
     yield ("offload-modules", tuple(sorted(run.split.offload)))
-    yield _one("activation-offload-fraction", offload.fraction)
+    if offload.fraction != 1.0:
+        yield _one("activation-offload-fraction", offload.fraction)
     yield _one("min-offloaded-tensor-size", offload.least_elements)
 
 

@@ -20,6 +20,7 @@ from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
 from search.engines.arguments import BOTH
 from search.engines.changes import Changes, Move
+from search.engines.engine import EngineRelease
 from search.engines.keys import Keys, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
@@ -27,13 +28,14 @@ from search.engines.reader import (
     ReadResult,
     attempt,
     read_notes,
+    release_notices,
     unread,
     with_problems,
     without_effect,
     world_size_of,
 )
 from search.engines.text import Configuration, named_text, read_configuration
-from search.engines.torchtitan.flavours import linear_modules
+from search.engines.torchtitan.flavours import JOB_FILES, SPANS, linear_modules
 from search.engines.torchtitan.read import (
     Generation,
     TitanDegrees,
@@ -42,6 +44,7 @@ from search.engines.torchtitan.read import (
     grid_values,
     keys_of,
     read_titan,
+    spans_of,
 )
 from search.engines.torchtitan.rules import FILE
 from search.engines.torchtitan.source import TitanRecipe, is_source, read_source, recipes
@@ -310,6 +313,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
             )
         )
     file = _file(keys, world, asked.gpu)
+    spans = {} if recipe is not None else spans_of(keys)
+    form = "a recipe in Python" if recipe is not None else "a job file in TOML"
+    # of the releases with its form, that of a job file is known by its keys
+    usual = EngineRelease(name=JOB_FILES if generation_of(keys) == "0.2" else "")
     unknown = () if recipe is None else recipe.unknown
     facts = [notice("torchtitan.unknown", "not understood", "{fact}",
                     "Write the value into the file", fact=text) for text in unknown]  # fmt: skip
@@ -322,6 +329,13 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said += without_effect("torchtitan", idle.items())
     entries = (one for one in found.ignored if one.flag not in idle)
     said += unread("torchtitan", entries, _spelled, lambda _: _REFUSED)
+    release = asked.release or usual
+    if release.name:
+        rows = (
+            (_spelled(key, None) if "." in key else f"[{key}]", span) for key, span in spans.items()
+        )
+        own = [(form, SPANS[recipe is not None])] if release.given else []
+        said += release_notices("torchtitan", release, (*own, *rows))
     said += read_notes(notes)
     compiled = found.run is not None and found.run.kernels.compiled
     return CheckedFile(

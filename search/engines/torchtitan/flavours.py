@@ -13,6 +13,7 @@ from typing import Literal
 from autopar.errors import UnsupportedError
 from autopar.run.architecture import Model
 from autopar.training.adapters import Target
+from search.engines.engine import Span
 from search.engines.huggingface.models import FLAVOURS, flavour
 
 Release = Literal["0.2.2", "0.3.0"]
@@ -20,6 +21,10 @@ JOB_FILES: Release = "0.2.2"
 """Last release with job files (TOML)."""
 RECIPES: Release = "0.3.0"
 """Release with recipes in Python."""
+RELEASES = ("0.1", "0.2", "0.3")
+"""Releases with known keys, oldest first."""
+SPANS: Mapping[bool, Span] = {False: Span(last="0.2"), True: Span("0.3")}
+"""True for recipes in Python, False for job files -> releases that read them."""
 MODELS: Mapping[Release, tuple[str, ...]] = {
     JOB_FILES: ("llama3", "llama4", "deepseek_v3", "qwen3"),
     RECIPES: ("llama3", "deepseek_v3", "qwen3", "gpt_oss"),

@@ -41,9 +41,10 @@ from autopar.run.strategy import (
 )
 from autopar.training.adapters import Adapters
 from search.engines.arguments import Unpriced
+from search.engines.engine import Span, spanned
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.huggingface.named_optimizers import of_narrow_weights
-from search.engines.keys import Keys, flattened
+from search.engines.keys import Keys, flattened, sections_of
 from search.engines.megatron.read import ReadRun
 from search.engines.space import TORCH_EXPERTS
 from search.engines.torchtitan.flavours import (
@@ -132,6 +133,35 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "training.mixed_precision_reduce": Unpriced("gradients of another type", off=("float32",)),
 }
 """Keys that change memory or time and have no price."""
+
+
+_RELEASED = """
+    training.compile@-0.1 float8@-0.1 mx@-0.1 parallelism.pipeline_parallel_split_points@-0.1
+    checkpoint.enable_checkpoint@-0.1 memory_estimation.enabled@-0.1 lr_scheduler.lr_min@-0.1
+    compile@0.2 quantize@0.2 validation@0.2 model.hf_assets_path@0.2 checkpoint.enable@0.2
+    training.dtype@0.2 activation_checkpoint.memory_budget@0.2 activation_checkpoint.early_stop@0.2
+    activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns@0.2
+    parallelism.expert_parallel_degree@0.2 parallelism.expert_tensor_parallel_degree@0.2
+    parallelism.module_fqns_per_model_part@0.2
+    parallelism.pipeline_parallel_first_stage_less_layers@0.2
+    parallelism.pipeline_parallel_last_stage_less_layers@0.2
+    training.debug_moe_force_load_balance@0.2-0.2.0 parallelism.enable_compiled_autograd@-0.2.0
+    training.deterministic@-0.2.0 training.seed@-0.2.0 debug@0.2.1 training.dataloader@0.2.1
+    activation_checkpoint.debug@0.2.1 activation_checkpoint.determinism_check@0.2.1
+    activation_checkpoint.preserve_rng_state@0.2.1
+    parallelism.expert_parallel_comm_backend@0.2.1
+    parallelism.pipeline_parallel_expert_parallel_overlap@0.2.1
+    parallelism.context_parallel_load_balancer@0.2.2
+"""
+"""Sections and keys of job files that not all of the releases 0.1.0, 0.2.0, 0.2.1 and 0.2.2 have
+(`config_manager.py` and `config/job_config.py` of their wheels)."""
+
+
+def spans_of(keys: Keys) -> dict[str, Span]:
+    """Return the releases with the sections and keys of a job file; those of all are omitted."""
+    known = dict(map(spanned, _RELEASED.split()))
+    given = {name for key in keys.values for name in (key, *sections_of(key))}
+    return {name: span for name, span in known.items() if name in given}
 
 
 def keys_of(document: Mapping[str, Any], source: str) -> Keys:

@@ -57,7 +57,7 @@ def recipe(run: Run, place: ExportTarget) -> Draft:
         raise UnsupportedError(f"a recipe of {_TITLE} cannot describe {' and '.join(others)}")
     text = _text(run, place)
     return Draft(
-        version=VERSION,
+        version=VERSION if place.release is None else place.release.name,
         files={FILE: text},
         launch=_command(run, place),
         notes=tuple(_notes(run, place)),

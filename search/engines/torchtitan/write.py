@@ -12,13 +12,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels
 from autopar.run.strategy import Recomputed, Strategy
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.megatron.stages import parts_in_order
-from search.engines.torchtitan.flavours import JOB_FILES, flavour_of, needs_recipe
+from search.engines.torchtitan.flavours import (
+    JOB_FILES,
+    RECIPES,
+    SPANS,
+    flavour_of,
+    needs_recipe,
+)
 from search.engines.torchtitan.recipe import beyond_recipes, recipe
 from search.engines.words import one_line, required, shell_lines, torchrun
 
@@ -37,7 +44,15 @@ def write(run: Run, place: ExportTarget) -> Draft:
     refuse_others(run, "torchtitan", ("torchtitan", "ddp"))
     adapters = run.runtime.adapters
     needed = needs_recipe(run.model, 0 if adapters is None else adapters.rank)
-    if needed or place.recomputed is not None or not beyond_recipes(run):
+    needed = needed or place.recomputed is not None
+    asked = None if place.release is None else place.release.name
+    if asked is not None and SPANS[False].has(asked):
+        if adapters is not None or place.recomputed is not None:
+            raise UnsupportedError(
+                f"job files of torchtitan {asked} have no adapters and no recomputation by layer",
+                remedy=f"Use --release {RECIPES}",
+            )
+    elif asked is not None or needed or not beyond_recipes(run):
         return recipe(run, place)
     name, size = flavour_of(run.model, JOB_FILES)
     document = {
@@ -51,7 +66,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
         **_quantize(run),
     }
     return Draft(
-        version=JOB_FILES,
+        version=asked or JOB_FILES,
         files={_FILE: f"# For {_TITLE}; other releases have other keys.\n{_toml(document)}"},
         launch=_command(place),
         notes=tuple(_notes(run)),

@@ -71,7 +71,8 @@ def test_stages(change: dict[str, object], sizes: tuple[int, ...]) -> None:
             False,
             "zero1",
         ),
-        ({"use_megatron_fsdp": True}, False, "ddp"),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "no_shard"}, False, "ddp"),
+        ({"use_megatron_fsdp": True}, True, "ddp"),
         (
             {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
             False,

@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks.memory_goldens import read_goldens
 from search.engines.changes import arguments_of
+from search.engines.engine import spanned
 from search.engines.megatron import names as megatron_names
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, alike, concern_of, harmless
 from search.engines.megatron.read import _OF_TIME, read_run
 
 TABLES = (megatron_names._HARMLESS, megatron_names._EFFECTIVE)
-ROWS = [name for table in TABLES for names in table.values() for name in names.split()]
+ROWS = [spanned(word)[0] for table in TABLES for names in table.values() for word in names.split()]
 SMALL = {
     "--num-layers": 12,
     "--hidden-size": 512,

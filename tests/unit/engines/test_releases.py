@@ -1,0 +1,321 @@
+"""Releases of engines: keys that a release lacks, in checked files and in written ones.
+
+Expected releases are those of the tags of Megatron-LM and Megatron-Bridge, and of the wheels of
+torchtitan.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import InputError, OptionError, UnsupportedError
+from autopar.records import replace
+from autopar.run.run import Run
+from autopar.run.runtime import ActivationOffload
+from search.engines.bridge import keys as bridge
+from search.engines.engine import EngineRelease, Span, asked_release, spanned
+from search.engines.files import written
+from search.engines.megatron import names
+from search.engines.megatron.release import RELEASES, code_of
+from search.engines.reader import CheckedFile
+from search.engines.table import read_checked
+from search.engines.torchtitan import flavours
+from tests.unit.engines.test_check_rules import DENSE, MIXTURE
+from tests.unit.engines.test_writing import NODE, searched
+
+
+@pytest.mark.parametrize(
+    ("word", "has", "lacks"),
+    [
+        ("x@0.18", ("0.18", "0.18.0", "0.19", "1.0"), ("0.17", "0.17.9")),
+        ("x@-0.16", ("0.15", "0.16", "0.16.1"), ("0.17", "1.0")),
+        ("x@0.16-0.17", ("0.16.0", "0.17.1"), ("0.15.3", "0.18")),
+        ("x@0.17.1", ("0.17", "0.17.1", "0.18"), ("0.17.0",)),
+        ("x", ("0.1", "9.9"), ()),
+    ],
+)
+def test_a_word_has_its_releases(word: str, has: tuple[str, ...], lacks: tuple[str, ...]) -> None:
+    """A release without patch stands for its newest."""
+    name, span = spanned(word)
+    assert name == "x"
+    assert [one for one in (*has, *lacks) if span.has(one)] == [*has]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "newer"),
+    [("0.17", "0.17", ""), ("core_v0.17.1", "0.17.1", ""), ("v0.18.0rc2", "0.18.0", ""),
+     ("main", "0.20", ""), ("0.21", "0.21", "0.20"), ("1.0.0", "1.0.0", "0.20")],
+)  # fmt: skip
+def test_a_release_is_named(asked: str, name: str, newer: str) -> None:
+    """One that is newer than the known ones is used, and reported."""
+    found = asked_release(asked, RELEASES)
+    assert found == EngineRelease(name=name, given=True, newer_than=newer)
+    assert bool(found.note) == bool(newer)
+
+
+@pytest.mark.parametrize("asked", ["0.14", "0.9.1", "new", "", "17", "0.17; ls"])
+def test_other_releases_are_refused(asked: str) -> None:
+    """Neither words nor releases before the oldest known one."""
+    with pytest.raises(OptionError, match="--release"):
+        asked_release(asked, RELEASES)
+
+
+def test_rows_have_releases_of_their_engine() -> None:
+    """First before last, and neither outside of the releases that were compared."""
+    words = " ".join((*names._HARMLESS.values(), *names._EFFECTIVE.values(), names._VALUES)).split()
+    spans = dict(spanned(word) for word in words if "@" in word)
+    ends = {".".join(end.split(".")[:2]) for span in spans.values() for end in span if end}
+    assert ends <= {*RELEASES, "0.14"}
+    assert all(Span(first).has(last) for first, last in spans.values() if last)
+    assert len(spans) > 250
+    # facts of the tags, each read from their `arguments.py`
+    assert spans["hybrid-layer-pattern"] == Span("0.17")
+    assert spans["moe-use-legacy-grouped-gemm"] == Span(last="0.16")
+    assert spans["muon-use-nesterov"] == Span("0.16", "0.17")
+    assert spans["optimizer=muon"] == Span("0.16")
+
+
+def checked(folder: Path, base: dict[str, Any], release: str | None, **more: Any) -> CheckedFile:
+    """Return the check of 32 GPUs' arguments for a release."""
+    arguments = {**base, **{f"--{name.replace('_', '-')}": value for name, value in more.items()}}
+    document = {"MODEL_ARGS": arguments, "ENV_VARS": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
+    (folder / "launch.json").write_text(json.dumps(document), encoding="utf-8")
+    path = str(folder / "launch.json")
+    return read_checked(path, world_size=32, gpu="h100-80gb", release=release)
+
+
+def kinds(file: CheckedFile, name: str) -> dict[str, str]:
+    """Return kind by argument of the findings with an id."""
+    return {str(one.values["given"]): one.kind for one in file.findings if one.id == name}
+
+
+@pytest.mark.parametrize(
+    ("release", "lacking"),
+    [
+        ("0.15", {"--attention-output-gate", "--fp8-output-proj"}),
+        ("0.17.1", {"--fp8-output-proj", "--legacy-tokenizer"}),
+        ("0.19", {"--legacy-tokenizer"}),
+    ],
+)
+def test_arguments_are_those_of_the_release(
+    release: str, lacking: set[str], tmp_path: Path
+) -> None:
+    """An argument that the parser of a release rejects ends the run."""
+    more = {"attention_output_gate": True, "fp8_output_proj": True, "legacy_tokenizer": True}
+    file = checked(tmp_path, DENSE, release, **more)
+    assert kinds(file, "megatron.release") == dict.fromkeys(lacking, "illegal")
+
+
+def test_values_are_those_of_the_release(tmp_path: Path) -> None:
+    """`choices` of an argument grow as well."""
+    name = "--moe-flex-dispatcher-backend ncclep"
+    for release, found in (("0.18", {name: "illegal"}), ("0.19", {})):
+        file = checked(tmp_path, MIXTURE, release, moe_flex_dispatcher_backend="ncclep")
+        assert kinds(file, "megatron.release") == found
+
+
+def test_without_a_release_the_newest_known_decides(tmp_path: Path) -> None:
+    """An argument that it lacks may be of the user's release, so it is a warning."""
+    file = checked(tmp_path, DENSE, None, legacy_tokenizer=True, fp8_output_proj=True)
+    assert kinds(file, "megatron.release") == {"--legacy-tokenizer": "environment"}
+    assert file.run is not None
+    one = next(one for one in file.findings if one.id == "megatron.release")
+    assert one.values["last"] == "0.16"
+
+
+def test_a_newer_release_is_reported(tmp_path: Path) -> None:
+    """With the keys of the newest known one."""
+    file = checked(tmp_path, DENSE, "0.30")
+    one = next(one for one in file.findings if one.id == "megatron.release-newer")
+    assert (one.values["release"], one.values["newest"]) == ("0.30", RELEASES[-1])
+    assert file.run is not None
+
+
+@pytest.mark.parametrize(
+    ("release", "kind"), [(None, "environment"), ("0.17", None), ("0.18", "illegal")]
+)
+def test_rules_are_those_of_the_release(
+    release: str | None, kind: str | None, tmp_path: Path
+) -> None:
+    """Warnings where any release may run; else only the rules of the release, which are illegal."""
+    more = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    file = checked(tmp_path, DENSE, release, **more)
+    found = [one.kind for one in file.findings if one.id == "megatron.since.te-loss"]
+    assert found == [kind] * (kind is not None)
+
+
+@pytest.mark.parametrize(("release", "zero"), [("0.17", 0), ("0.18", 3), (None, 3)])
+def test_defaults_are_those_of_the_release(release: str | None, zero: int, tmp_path: Path) -> None:
+    """Megatron-FSDP shards everything by default since NVIDIA/Megatron-LM#3691 (April 2026)."""
+    base = {**DENSE, "--use-distributed-optimizer": None, "--pipeline-model-parallel-size": 1}
+    file = checked(tmp_path, base, release, use_megatron_fsdp=True, ckpt_format="fsdp_dtensor")
+    assert file.described is not None
+    assert file.described.split.zero == zero
+
+
+def test_the_date_of_a_release_is_that_of_its_code() -> None:
+    """A release has the changes of main before its branch."""
+    codes = [code_of(asked_release(name, RELEASES)) for name in RELEASES]
+    assert [one.date for one in codes] == sorted(one.date for one in codes)
+    assert [one.has("fourth copy") for one in codes] == [False, *[True] * 5]
+    assert code_of(asked_release("0.16.1", RELEASES)) == codes[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Written files.
+
+
+def flags_of(run: Run, release: str | None, engine: str = "megatron") -> set[str]:
+    """Return the words of the files of a run for a release."""
+    asked = None if release is None else asked_release(release, RELEASES)
+    place = replace(NODE, model="llama3-8b", release=asked)
+    files = written(run, engine=engine, place=place).files
+    return set(chain.from_iterable(text.split() for text in files.values()))
+
+
+def test_older_arguments_are_written() -> None:
+    """DeepEP was a flag before backends had a name."""
+    run = searched("megatron", "mixtral-8x7b", ep=8, dispatcher="flex")
+    assert "--moe-enable-deepep" in flags_of(run, "0.15")
+    assert {"--moe-flex-dispatcher-backend", "deepep"} <= flags_of(run, "0.16")
+
+
+def test_defaults_that_a_release_has_no_argument_for_are_left_out() -> None:
+    """The share of offloaded activations is an argument since 0.19; its default is all."""
+    run = searched("megatron", recompute="layernorm", offload="core_attn")
+    assert "--activation-offload-fraction" not in flags_of(run, "0.18")
+    half = replace(run.runtime, offload=ActivationOffload(fraction=0.5))
+    assert "--activation-offload-fraction" in flags_of(replace(run, runtime=half), "0.19")
+    with pytest.raises(InputError, match="--activation-offload-fraction"):
+        flags_of(replace(run, runtime=half), "0.18")
+
+
+def test_layers_on_the_host_have_one_argument() -> None:
+    """No parser of core 0.8 to 0.20 has a flag `--cpu-offloading`; the number switches it on."""
+    run = searched("megatron")
+    layers = replace(run.runtime, offload=ActivationOffload(layers=4))
+    words = flags_of(replace(run, runtime=layers), None)
+    found = {word.rstrip(":") for word in words if "cpu-offloading" in word}
+    assert found == {"--cpu-offloading-num-layers"}
+
+
+@pytest.mark.parametrize(
+    ("release", "file"), [("0.2", "autopar_torchtitan.toml"), ("0.3", "autopar_recipe.py")]
+)
+def test_torchtitan_is_written_in_the_form_of_the_release(release: str, file: str) -> None:
+    """Job files until 0.2, recipes since 0.3."""
+    asked = asked_release(release, flavours.RELEASES)
+    run = searched("torchtitan", tp=2)
+    found = written(run, engine="torchtitan", place=replace(NODE, release=asked))
+    assert file in found.files
+    assert found.engine_version == release
+
+
+def test_torchtitan_refuses_what_a_release_lacks() -> None:
+    """Keys of job files before 0.2, and a recipe for what only job files describe."""
+    run = searched("torchtitan", tp=2)
+    for release, one, match in (
+        ("0.1", run, "new in 0.2"),
+        ("0.3", searched("torchtitan", tp=2, precision="fp8"), "cannot describe"),
+    ):
+        place = replace(NODE, release=asked_release(release, flavours.RELEASES))
+        with pytest.raises(InputError, match=match):
+            written(one, engine="torchtitan", place=place)
+
+
+def test_hybrids_need_the_program_of_their_release() -> None:
+    """`pretrain_hybrid.py` is in 0.18."""
+    run = searched("megatron", "nemotron-3-nano")
+    with pytest.raises(UnsupportedError, match="pretrain_hybrid"):
+        flags_of(run, "0.17")
+
+
+# --------------------------------------------------------------------------------------------------
+# The other engines.
+
+
+def test_keys_of_bridge_are_those_of_its_core() -> None:
+    """Fields of `TransformerConfig` in the submodule of each tag; others have own releases."""
+    spans = {key: bridge.span_of(key) for key in bridge.KEYS}
+    assert {key: span.first for key, span in spans.items() if any(span)} == {
+        "model.activation_offload_fraction": "0.6",
+        "model.delta_offload_bytes_across_pp_ranks": "0.6",
+        "model.dsa_indexer_scoring_relu": "0.6",
+        "model.dsa_indexer_skip_topk_offset": "0.6",
+        "model.dsa_indexer_topk_freq": "0.6",
+        "model.dsa_kernel_backend": "0.6",
+        "model.fp8_output_proj": "0.5",
+        "model.hybrid_layer_pattern": "0.4",
+        "model.mtp_use_repeated_layer": "0.4",
+        "mixed_precision.fp4_param": "0.4.2",
+        "mixed_precision.fp4_param_gather": "0.4.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "release", "lacks"),
+    [("26.02", None, True), ("26.06", None, False), ("26.06", "0.4", True), (None, None, False)],
+)
+def test_the_container_of_bridge_is_its_release(
+    container: str | None, release: str | None, lacks: bool, tmp_path: Path
+) -> None:
+    """Unless the user names another."""
+    image = "" if container is None else f"-i nvcr.io/nvidia/nemo:{container} "
+    (tmp_path / "run.sh").write_text(
+        "python scripts/performance/setup_experiment.py -m llama -mr llama3_8b -g h100 -c bf16 "
+        f"-ng 8 {image}model.fp8_output_proj=true\n",
+        encoding="utf-8",
+    )
+    path = str(tmp_path / "run.sh")
+    file = read_checked(path, world_size=8, gpu="h100-80gb", release=release)
+    assert kinds(file, "bridge.release") == ({"model.fp8_output_proj": "illegal"} if lacks else {})
+
+
+JOB = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 4096
+{training}
+[parallelism]
+data_parallel_shard_degree = -1
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("training", "more", "release", "lacking"),
+    [
+        ("compile = true", "", None, {}),
+        ("compile = true", "", "0.2", {"[training] compile": "illegal"}),
+        ("", "[compile]\nenable = true", "0.1", {"[compile]": "illegal"}),
+        ("", "[compile]\nenable = true", None, {}),
+        ("deterministic = false", "[compile]\nenable = true", None,
+         {"[training] deterministic": "environment"}),
+        ("deterministic = false", "[compile]\nenable = true", "0.2.0", {}),
+        ("", "", "0.3", {"a job file in TOML": "illegal"}),
+    ],
+)  # fmt: skip
+def test_keys_of_torchtitan_are_those_of_the_release(
+    training: str, more: str, release: str | None, lacking: dict[str, str], tmp_path: Path
+) -> None:
+    """A job file with keys of 2025 is of an older release than the newest one with job files."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(training=training, more=more), encoding="utf-8")
+    file = read_checked(str(path), world_size=8, gpu="h100-80gb", release=release)
+    assert kinds(file, "torchtitan.release") == lacking
+
+
+def test_engines_without_known_releases_refuse_the_option(tmp_path: Path) -> None:
+    """The option is not ignored silently."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}), encoding="utf-8")
+    with pytest.raises(OptionError, match="DeepSpeed"):
+        read_checked(str(path), world_size=8, gpu="h100-80gb", release="0.18")
