@@ -8,9 +8,18 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
-from autopar.price.states import layout_of_run
+from autopar.price.parameters import stage_weights
+from autopar.price.states import has_one_moment, layout_of_run
 from autopar.records import replace
-from autopar.run.job import FP32_STATES, Block, Job, Precision, Recomputation, block_of_layer
+from autopar.run.job import (
+    FP32_STATES,
+    Block,
+    Job,
+    Matrices,
+    Precision,
+    Recomputation,
+    block_of_layer,
+)
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import Precision as RunPrecision
 
@@ -45,10 +54,9 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     """
     model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
-    if optimizer.kind == "muon" or optimizer.low_rank is not None:
-        # Muon orthogonalises momenta, a low rank decomposes gradients, in GEMMs that are not priced
-        name = "of a low rank" if optimizer.low_rank is not None else optimizer.kind
-        raise InputError(f"optimizer {name}: no measured time", remedy="Use adam")
+    if optimizer.low_rank is not None:
+        # a low rank decomposes gradients in GEMMs that are not priced
+        raise InputError("optimizer of a low rank: no measured time", remedy="Use adam")
     _refuse_unpriced(run)
     stages, ends, torch = strategy.stages, strategy.ends, runtime.kernels.torch_layers
     staged, experts = strategy.pp > 1, runtime.experts
@@ -120,12 +128,43 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         state_bytes=FP32_STATES if adafactor else optimizer.state_bytes + master,
         optimizer_bytes=_ADAFACTOR_BYTES if adafactor else None,
         paged_bytes=optimizer.state_bytes if optimizer.paged else 0.0,
+        orthogonalized=tuple(_orthogonalized(run)),
         optimizer_offload=optimizer.offload,
         offloaded_master=optimizer.offload_master,
         overlap_offload=runtime.overlap.optimizer_host,
         host_adam=optimizer.host_adam,
         offloaded_weights=optimizer.offload_weights,
     )
+
+
+def _orthogonalized(run: Run) -> Iterator[tuple[Matrices, ...]]:
+    """Yield the matrices that Muon orthogonalizes in each stage; nothing for other optimizers.
+
+    A fused QKV weight is three matrices. Sharded optimizer states distribute whole matrices.
+
+    Raises InputError for matrices that tensor ranks share, and for mixers with other splits.
+    """
+    model, split = run.model, run.split
+    if run.runtime.optimizer.kind != "muon":
+        return
+    remedy = "Use adam, or price its memory alone"
+    if split.tp * split.etp > 1:
+        # how tensor ranks share the iterations depends on --muon-tp-mode
+        raise InputError(f"optimizer muon with tp {split.tp}: no measured time", remedy=remedy)
+    if not model.is_conventional:
+        raise InputError("optimizer muon with other mixers: no measured time", remedy=remedy)
+    attention = model.attention
+    heads = (attention.heads, attention.kv_heads, attention.kv_heads)
+    for stage in range(run.strategy.pp):
+        found = []
+        for weight in (one for chunk in stage_weights(run, stage) for one in chunk):
+            if weight.trained and has_one_moment(weight):
+                rows, columns = weight.shape
+                parts = [rows] if weight.name != "qkv" else [n * attention.width for n in heads]
+                ranks = run.strategy.edp if weight.expert else run.strategy.dp * split.cp
+                ranks = ranks // split.replicas if split.zero else 1
+                found += [Matrices(part, columns, weight.number, ranks) for part in parts]
+        yield tuple(found)
 
 
 def _refuse_unpriced(run: Run) -> None:

@@ -114,7 +114,7 @@ def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
             replicas=parts if sharded else 1,
             spans=tuple(spans),
             quantized=_elements(weight for weight in group if weight.quantized),
-            matrices=_elements(weight for weight in group if _has_one_moment(weight)),
+            matrices=_elements(weight for weight in group if has_one_moment(weight)),
             wide=wide,
         )
 
@@ -287,7 +287,7 @@ def _needs_no_transpose(run: Run) -> bool:
     )
 
 
-def _has_one_moment(weight: Weight) -> bool:
+def has_one_moment(weight: Weight) -> bool:
     """Return True for weights that Muon updates: matrices except embedding and head.
 
     The input projection of a Mamba-2 mixer combines matrices of several kinds and keeps Adam.

@@ -51,6 +51,7 @@ from autopar.rates.parts.operations import (
 )
 from autopar.rates.parts.optimizer import (
     activation_copies_s,
+    orthogonalization_s,
     weight_copies_s,
     weights_cast_s,
 )
@@ -191,6 +192,7 @@ _STEP_ONLY = frozenset(
             "recompute",
             "graphs",
             "overlap_experts",
+            "orthogonalized",
         ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
         *("optimizer", "mtp", "stage_mtp", "schedule", "state_bytes", "optimizer_offload"),
@@ -441,6 +443,9 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
     domains = max(1.0, job.gpus / machine.domain_gpus)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(domains)
     updates = {id(stage): update_s(machine, job, stage.weights) for stage in unlike}
+    # equal stages have equal matrices
+    for known_id, matrices in dict(zip(map(id, stages), job.orthogonalized, strict=False)).items():
+        updates[known_id] += orthogonalization_s(machine, matrices)
     terms["optimizer"] = optimizer = max(updates.values())
     split = {
         id(stage): StageTime(

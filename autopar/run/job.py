@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby, islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
@@ -78,6 +78,16 @@ class Block(Record):
     def norms(self) -> int:
         """Number of norms over the hidden size per layer."""
         return self.sums if self.num_norms is None else self.num_norms
+
+
+class Matrices(NamedTuple):
+    """Equal weight matrices that Muon orthogonalizes, each as a whole on one rank."""
+
+    rows: int
+    columns: int
+    number: int
+    ranks: int
+    """Data-parallel ranks among which the matrices are distributed; 1: every rank has them all."""
 
 
 class Job(Record):
@@ -189,6 +199,8 @@ class Job(Record):
     paged_bytes: float = 0.0
     """Bytes per parameter of paged moments, all copied from the host and back in each update: an
     upper bound, as those that fit stay on the device."""
+    orthogonalized: tuple[tuple[Matrices, ...], ...] = ()
+    """Matrices that Muon orthogonalizes, by stage; empty for other optimizers."""
     optimizer_offload: float = 0.0
     """Fraction of the optimizer states kept and updated on the host."""
     offloaded_master: bool = False

@@ -5,13 +5,24 @@ The reduction of gradients, and compute that can hide a copy, are in `autopar.pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from autopar.rates.constants import ELEMENT_BYTES
-from autopar.rates.memory_bound import cast_s, optimizer_s
+from autopar.rates.kernels import gemm_s
+from autopar.rates.memory_bound import cast_s, elements_s, optimizer_s
 from autopar.rates.parts.operations import Machine
 from autopar.records import Record
-from autopar.run.job import FP32_STATES, Block, Job, data_shards, expert_shards, parameters
+from autopar.run.job import (
+    FP32_STATES,
+    Block,
+    Job,
+    Matrices,
+    data_shards,
+    expert_shards,
+    parameters,
+)
 from autopar.run.runtime import HostAdam
 
 
@@ -50,6 +61,37 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
         overlap=job.overlap_offload,
         adam=job.host_adam,
     )
+
+
+_ITERATIONS = 5
+_WHOLE_BYTES = 32.0
+"""Bytes per element that kernels around the iterations move: norm (4), division (8), casts to bf16
+and back (12), scale (8)."""
+
+
+def orthogonalization_s(machine: Machine, matrices: Sequence[Matrices]) -> float:
+    """Return the seconds of Muon's Newton-Schulz iterations on a rank, as derived from GEMM rates.
+
+    One of 5 iterations of an m x n matrix X, m <= n, has three bf16 GEMMs of 4 m^2 n + 2 m^3 FLOP:
+    A = X X^T, A A, and their sum times X. Matrices are distributed over ranks by cost, so a rank
+    has an equal part, and at least one matrix.
+
+    No measured run was compared. Sources: newton_schulz of Emerging-Optimizers (muon_utils.py);
+    LayerWiseDistributedOptimizer of Megatron-Core 0.20.
+    """
+    kernels = machine.kernels
+    clock = kernels.product_clock("bf16", machine.clock)
+    loads = dict[int, tuple[float, float]]()
+    for one in matrices:
+        small, large = sorted((one.rows, one.columns))
+        shapes = np.array([(small, small, large), (small, small, small), (small, large, small)])
+        gemms = gemm_s(kernels, *shapes.T, clock=clock, sustained=True).sum()
+        around = elements_s(kernels, small * large, _WHOLE_BYTES, count=5)
+        seconds = float(_ITERATIONS * gemms + around)
+        total, longest = loads.get(one.ranks, (0.0, 0.0))
+        loads[one.ranks] = (total + seconds * one.number / one.ranks, max(longest, seconds))
+    # dense weights and experts have separate optimizers, one after the other
+    return sum(max(load) for load in loads.values())
 
 
 def host_of(machine: Machine) -> Host:

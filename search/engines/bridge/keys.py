@@ -185,7 +185,8 @@ HARMLESS_KEYS = re.compile(
     dist\.(?!use_(megatron_fsdp|torch_fsdp2)$).* |
     train\.(?!(micro|global)_batch_size$|train_(iters|samples)$|rampup_batch_size$|
             decrease_batch_size_if_needed$).* |
-    optimizer\.(lr|min_lr|adam_.*|weight_decay.*|clip_grad|sgd_.*|muon_.*|decoupled_.*|
+    optimizer\.(lr|min_lr|adam_.*|weight_decay.*|clip_grad|sgd_.*|
+                muon_(momentum|use_nesterov|nesterov|scale_mode|extra_scale_factor)|decoupled_.*|
                 loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|bf16|fp16|params_dtype|
                 main_(grads|params)_dtype|overlap_param_gather.*|log_.*|timers|barrier_.*|
                 use_distributed_optimizer|lr_mult|config_logger_dir|eps|
@@ -307,6 +308,17 @@ UNPRICED_KEYS: Mapping[str, Unpriced] = {
     **{f"optimizer.{name}": Unpriced("states of another type", off=(
         "", "null", "none", "fp32", "float32", "torch.float32"))
        for name in ("main_grads_dtype", "main_params_dtype")},
+    # the GEMMs of Newton-Schulz iterations; defaults are priced
+    **{f"optimizer.muon_{name}": Unpriced("other iterations of Muon", ("time",), (usual,))
+       for name, usual in (("num_ns_steps", "5"), ("fp32_matmul_prec", "medium"),
+                           ("coefficient_type", "quintic"), ("split_qkv", "true"),
+                           ("use_syrk", "false"), ("scalar_optimizer", "adam"))},
+    "model.dynamic_context_parallel": Unpriced("context groups by the lengths of each batch"),
+    "model.hybrid_context_parallel": Unpriced("context groups by the lengths of each batch"),
+    **{f"model.{name}": Unpriced("weights gathered from a part of the data ranks",
+                                 off=("", "null", "none", "1"))
+       for name in ("tensor_parallel_num_weight_shards", "gtp_weight_remat_size",
+                    "expert_tensor_parallel_num_weight_shards", "expert_gtp_weight_remat_size")},
 }  # fmt: skip
 """Keys that change memory or time and have no price."""
 

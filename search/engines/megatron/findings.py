@@ -93,6 +93,9 @@ _IDLE = (
     _without("first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"),
     _without("cross-entropy-loss-fusion", "cross-entropy-fusion-impl"),
     _without("group-query-attention", "num-query-groups"),
+    _UnusedFlags(("muon-no-split-qkv", "muon-fp32-matmul-prec", "muon-num-ns-steps", "muon-tp-mode",
+                  "muon-coefficient-type", "muon-use-syrk", "muon-scalar-optimizer"), ("muon",),
+                 lambda muon: muon == 0, "--optimizer is not muon"),
     _UnusedFlags(("num-layers", "moe-layer-freq"), ("hybrid",), lambda hybrid: hybrid == 1,
                  "--hybrid-layer-pattern has the layers"),
     _without("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
@@ -168,6 +171,13 @@ def findings_of(
         text = "--cp-comm-type {kinds} by layer: all are priced as p2p"
         kind = " and ".join(sorted(kinds))
         found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))
+    if run is not None and run.runtime.optimizer.kind == "muon" and run.split.tp == 1:
+        text = "time of Muon's Newton-Schulz iterations is derived from GEMM rates, not measured"
+        found.append(notice("megatron.muon", "read", text))
+    if setting.value("optimizer=dist_muon"):
+        # `LayerWiseDistributedOptimizer` shards the states, but not the gradients
+        text = "--optimizer dist_muon shards states by layer: its time is not known"
+        found.append(notice("megatron.dist-muon", "not priced", text, withdraws=("time",)))
     if run is not None and run.kernels.graphs != "none":
         text = "memory of CUDA graphs is not counted; their time is"
         found.append(notice("megatron.graphs", "not priced", text))

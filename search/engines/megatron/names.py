@@ -149,14 +149,13 @@ _HARMLESS: dict[str, str] = {
         decoupled-lr decoupled-min-lr head-lr-mult weight-decay start-weight-decay end-weight-decay
         weight-decay-incr-style no-weight-decay-cond-type@0.16 apply-wd-to-qk-layernorm@0.16
         clip-grad adam-beta1 adam-beta2 adam-eps sgd-momentum muon-momentum@0.16
-        muon-no-split-qkv@0.16 muon-use-nesterov@0.16-0.17 muon-scale-mode@0.16
-        muon-fp32-matmul-prec@0.16 muon-num-ns-steps@0.16 muon-tp-mode@0.16
+        muon-use-nesterov@0.16-0.17 muon-scale-mode@0.16
         muon-extra-scale-factor@0.16
 
         override-opt-param-scheduler use-checkpoint-opt-param-scheduler loss-scale
         initial-loss-scale min-loss-scale loss-scale-window hysteresis train-iters train-samples
-        exit-interval lion-beta1@0.17 lion-beta2@0.17 muon-coefficient-type@0.17 muon-nesterov@0.18
-        muon-use-syrk@0.20 adaptive-muon-beta2 adaptive-muon-eps grad-norm-skip-threshold
+        exit-interval lion-beta1@0.17 lion-beta2@0.17 muon-nesterov@0.18
+        adaptive-muon-beta2 adaptive-muon-eps grad-norm-skip-threshold
     """,
     "loss": """
         calculate-per-token-loss mtp-loss-scaling-factor moe-aux-loss-coeff moe-z-loss-coeff
@@ -408,7 +407,9 @@ _EFFECTIVE: dict[str, str] = {
     """,
     "optimizer states": """
         optimizer use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-dtype
-        exp-avg-sq-dtype muon-scalar-optimizer@0.17
+        exp-avg-sq-dtype muon-scalar-optimizer@0.17 muon-no-split-qkv@0.16
+        muon-fp32-matmul-prec@0.16 muon-num-ns-steps@0.16 muon-tp-mode@0.16
+        muon-coefficient-type@0.17 muon-use-syrk@0.20
     """,
     "CUDA graphs": """
         cuda-graph-impl cuda-graph-scope cuda-graph-modules@0.18 enable-cuda-graph
@@ -499,7 +500,8 @@ _OF_TIME = """
     disable-symmetric-registration create-all-gather-group delay-wgrad-compute
     moe-router-topk-limited-devices softmax-type use-torch-optimizer-for-cpu-offload
 
-    no-pin-cpu-grads no-pin-cpu-params dataloader-inter-document-masking
+    no-pin-cpu-grads no-pin-cpu-params dataloader-inter-document-masking muon-no-split-qkv
+    muon-fp32-matmul-prec muon-num-ns-steps muon-tp-mode muon-coefficient-type muon-use-syrk
 """
 """Arguments of `_EFFECTIVE` that change no memory: the rate of kernels and of messages."""
 _OF_MEMORY = """
@@ -671,12 +673,19 @@ WITHOUT_PATTERN: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 """Flags of hybrid models that are not priced without the pattern of their layers."""
 PRICED_MODELS = "Only GPT and hybrid models are priced"
+GATHERED_SHARDS = (
+    "generalized tensor parallelism gathers weights from a part of the data ranks in each GEMM"
+)
+"""Reason why generalized tensor parallelism has no estimate."""
 UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
     (("sft",), "sequences of several lengths share a micro-batch"),
     (("yaml-cfg",), "the arguments are in another file"),
     (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
-    (("hybrid-context-parallel",), "context degrees change with the sequences"),
+    (
+        ("hybrid-context-parallel", "dynamic-context-parallel"),
+        "dynamic context parallelism chooses context groups by the lengths of each batch",
+    ),
     (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
     (("cpu-offloading-weights",), "weights of layers are offloaded"),
     (("disable-mamba-mem-eff-path",), "the scan of a mixer saves other tensors"),
@@ -685,15 +694,6 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
         "precisions of modules are in another file",
-    ),
-    (
-        (
-            "tensor-parallel-num-weight-shards",
-            "expert-tensor-parallel-num-weight-shards",
-            "gtp-weight-remat-size",
-            "expert-gtp-weight-remat-size",
-        ),
-        "weights are sharded over a part of the data ranks",
     ),
     (("freeze-all-layers",), "weights are frozen"),
     (("logits-load-dir", "logits-save-dir"), "distillation keeps logits of a teacher"),
@@ -704,5 +704,6 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
         "layers of several shapes are not known",
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
+    (("gtp-weight-remat-size", "expert-gtp-weight-remat-size"), GATHERED_SHARDS),
 )
 """Flags of features whose memory or time autopar cannot estimate, with the reason."""

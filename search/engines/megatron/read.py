@@ -47,6 +47,7 @@ from autopar.run.strategy import (
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.engines.megatron.arguments import Flag, LayoutError
 from search.engines.megatron.names import (
+    GATHERED_SHARDS,
     OTHER_MODELS,
     PRICED_MODELS,
     UNPRICED,
@@ -115,6 +116,11 @@ _DEFAULTS = (
     ("megatron-fsdp-main-grads-dtype", "fp32"),
     ("megatron-fsdp-main-params-dtype", "fp32"),
     ("outer-dp-sharding-strategy", "no_shard"),
+    ("muon-num-ns-steps", "5"),
+    ("muon-fp32-matmul-prec", "medium"),
+    ("muon-coefficient-type", "quintic"),
+    # tensor ranks, between which the modes differ, are not priced
+    *(("muon-tp-mode", mode) for mode in ("blockwise", "duplicated", "distributed")),
 )
 """Pairs (flag, value) without effect: estimates assume the value if the flag is not given."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -531,7 +537,16 @@ def _zero(words: LaunchArguments, release: Release) -> Zero:
 
 
 def _refuse_sharding(words: LaunchArguments, release: Release) -> None:
-    """Raise UnpricedError for Megatron-FSDP with pipeline stages or with sharding `optim`."""
+    """Raise UnpricedError for Megatron-FSDP with pipeline stages or with sharding `optim`.
+
+    Raised for generalized tensor parallelism, too: more weight shards than tensor ranks.
+    """
+    tensor = words.number(Flag.TENSOR, 1)
+    expert = words.number("expert-tensor-parallel-size", tensor)
+    for name, degree in (("tensor", tensor), ("expert-tensor", expert)):
+        flag = f"{name}-parallel-num-weight-shards"
+        if words.has(flag) and words.words[flag] not in (("none",), ("1",), (str(degree),)):
+            raise words.unpriced(flag, GATHERED_SHARDS, "Remove it to price the rest")
     if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
         return
     pp = words.number(Flag.STAGES, 1)

@@ -319,3 +319,53 @@ def test_engines_without_known_releases_refuse_the_option(tmp_path: Path) -> Non
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}), encoding="utf-8")
     with pytest.raises(OptionError, match="DeepSpeed"):
         read_checked(str(path), world_size=8, gpu="h100-80gb", release="0.18")
+
+
+# --------------------------------------------------------------------------------------------------
+# Parallelism of new releases that has no estimate.
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"dynamic_context_parallel": True}, "dynamic context parallelism"),
+        ({"hybrid_context_parallel": True}, "dynamic context parallelism"),
+        ({"tensor_parallel_num_weight_shards": 8}, "generalized tensor parallelism"),
+        ({"expert_tensor_parallel_num_weight_shards": 8}, "generalized tensor parallelism"),
+        # as many shards as tensor ranks are plain tensor parallelism
+        ({"tensor_parallel_num_weight_shards": 2}, ""),
+    ],
+)
+def test_new_parallelism_has_no_verdict(more: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """The reason is that of the feature, not an unknown argument."""
+    file = checked(tmp_path, DENSE, None, **more)
+    assert (file.run is None) == bool(reason)
+    assert {*file.withdrawn} == ({"memory", "time"} if reason else set())
+    assert reason in file.why_not_priced()
+    assert not [one for one in file.findings if one.kind == "not understood"]
+
+
+@pytest.mark.parametrize(
+    "key", ["dynamic_context_parallel=true", "tensor_parallel_num_weight_shards=4"]
+)
+def test_new_parallelism_of_bridge_has_no_verdict(key: str, tmp_path: Path) -> None:
+    """Keys of the model have the same reasons."""
+    text = "python scripts/performance/setup_experiment.py -m llama -mr llama3_8b -g h100 -ng 8 "
+    (tmp_path / "run.sh").write_text(f"{text}model.{key}\n", encoding="utf-8")
+    file = read_checked(str(tmp_path / "run.sh"), world_size=8, gpu="h100-80gb")
+    assert {*file.withdrawn} == {"memory", "time"}
+    assert [one.kind for one in file.findings if one.withdraws] == ["not priced"]
+
+
+def test_iterations_of_muon_that_differ_have_no_time(tmp_path: Path) -> None:
+    """The defaults are priced, and the estimate is named as derived."""
+    base = {**DENSE, "--tensor-model-parallel-size": 1, "--optimizer": "muon"}
+    del base["--sequence-parallel"]
+    usual = checked(tmp_path, base, None, muon_num_ns_steps=5, muon_tp_mode="duplicated")
+    assert not usual.withdrawn
+    assert [one.kind for one in usual.findings if one.id == "megatron.muon"] == ["read"]
+    for more in ({"muon_num_ns_steps": 8}, {"muon_use_syrk": True}, {"muon_no_split_qkv": True}):
+        assert {*checked(tmp_path, base, None, **more).withdrawn} == {"time"}
+    assert {*checked(tmp_path, base, None, optimizer="dist_muon").withdrawn} == {"time"}
+    adam = checked(tmp_path, DENSE, None, muon_num_ns_steps=8)
+    assert not adam.withdrawn
