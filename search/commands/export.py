@@ -146,7 +146,7 @@ class ExportSpec:
     )
     release: str | None = option(
         None,
-        help="release of the engine, such as 0.17; older keys are written for it",
+        help="release of the engine that reads the files, such as 0.17",
         panel=_EXPORT,
         metavar="VERSION",
         shown="newest known",
