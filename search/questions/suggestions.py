@@ -13,7 +13,7 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
-from search.planning.uniform.answer import UniformRequest, resized, target_of
+from search.planning.uniform.answer import UniformRequest, resized, target_of, usual_batch
 from search.planning.uniform.infeasibility import violated_rule
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
     ):
         if other != training:
             words = " ".join(one for one in other.options if one not in training.options)
-            yield words, replace(question, job=replace(question.job, training=other))
+            job = replace(question.job, training=other)
+            if question.usual_batch:  # as if the words were typed
+                batch = usual_batch(other, job.seq, job.world)
+                job = replace(job, global_batches=(batch,))
+            yield words, replace(question, job=job)
     for factor in (2, 4, 8, 16):
         nodes = factor * question.num_nodes
         if all(batch % factor == 0 for batch in question.job.global_batches):

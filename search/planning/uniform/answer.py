@@ -17,7 +17,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
-from search.engines.candidate import NONE, Candidate, Constraints
+from search.engines.candidate import NONE, Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import engine_space, spaces, tuning, variants
 from search.planning.space import global_batches, next_batch
@@ -68,6 +68,8 @@ class UniformRequest(Record):
     """Price of one GPU-hour, dollars; None if it is not given."""
     assumed: tuple[str, ...]
     """Defaults that were used, one sentence each."""
+    usual_batch: bool = False
+    """True if the global batch is `usual_batch`, since none was given."""
 
     @property
     def title(self) -> str:
@@ -216,9 +218,8 @@ def open_launches(
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
     else:
-        usual = _SAMPLES if training.fine_tunes else _TOKENS / seq
+        batch = usual_batch(training, seq, world)
         about = f"{_SAMPLES} samples" if training.fine_tunes else "4 Mi tokens"
-        batch = world * max(1, round(usual / world))
         batches = (batch,)
         assumed.append(
             f"--global-batch-size {batch} (not given: about {about}, a multiple of the GPUs)"
@@ -259,7 +260,14 @@ def open_launches(
         seconds=options.time_limit_s,
         price=request.output.price,
         assumed=tuple(assumed),
+        usual_batch=not BATCH_OPTIONS & request.given.keys(),
     )
+
+
+def usual_batch(training: TrainingSettings, seq: int, world: int) -> int:
+    """Return the global batch of a training if none is given, a multiple of the GPUs."""
+    usual = _SAMPLES if training.fine_tunes else _TOKENS / seq
+    return world * max(1, round(usual / world))
 
 
 def _fixed(request: Request) -> Constraints:
