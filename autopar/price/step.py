@@ -180,26 +180,14 @@ class _Stage(NamedTuple):
     gradients and recomputation."""
 
 
-_STEP_ONLY = frozenset(
-    (
-        *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
-        *(
-            "vocab_tp",
-            "vocab_zero",
-            "zero",
-            "replicas",
-            "reshard",
-            "recompute",
-            "graphs",
-            "overlap_experts",
-            "orthogonalized",
-        ),
-        *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
-        *("optimizer", "mtp", "stage_mtp", "schedule", "state_bytes", "optimizer_offload"),
-        *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
-        "paged_bytes",
-    )
-)
+_STEP_ONLY = frozenset({
+    "name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers",
+    "vocab_tp", "vocab_zero", "zero", "replicas", "reshard", "recompute", "graphs",
+    "overlap_experts", "orthogonalized", "overlap_tensor", "overlap_gradients",
+    "reduce_every_micro_batch", "optimizer_bytes", "optimizer", "mtp", "stage_mtp", "schedule",
+    "state_bytes", "optimizer_offload", "offloaded_master", "overlap_offload",
+    "offloaded_weights", "host_adam", "paged_bytes",
+})  # fmt: skip
 """Job fields that affect the step but not the times of a single layer."""
 
 

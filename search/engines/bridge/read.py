@@ -330,9 +330,8 @@ def _recipe_of(
     """
     asked = text.get("task", text.get("mode", "pretrain"))
     task = {"lora": "peft", "finetune": "sft"}.get(asked, asked)
-    unpriced = None
-    if task not in ("pretrain", "sft", "peft"):
-        unpriced = f"--task {asked} is not priced"
+    known = task in ("pretrain", "sft", "peft")
+    unpriced = None if known else f"--task {asked} is not priced"
     if text.get("domain", "llm") != "llm":
         unpriced = f"--domain {text['domain']} has models that are not text decoders"
     if "recipe" in text or "model" in text:
