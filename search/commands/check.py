@@ -225,6 +225,8 @@ def _execute(raw: dict[str, Any]) -> int:
                 ignored=asked.check_ignore,
             )
             file = read(path)
+            if place.world_size is not None:
+                place.refuse_crowded(file)
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise
@@ -412,6 +414,20 @@ class _Place(NamedTuple):
         note = f"{file.num_nodes} nodes of {each} GPUs; --hardware gives others"
         findings = (*file.findings, *read_notes([note]))
         return self._replace(card=card), replace(file, findings=findings)
+
+    def refuse_crowded(self, file: CheckedFile) -> None:
+        """Raise DocumentError if the nodes of a launch have too few GPUs for its processes."""
+        from autopar.errors import DocumentError
+
+        most = self.card.max_gpus_per_node
+        if file.num_nodes and file.world_size > file.num_nodes * most:
+            where = "1 node" if file.num_nodes == 1 else f"{file.num_nodes} nodes"
+            raise DocumentError(
+                file.path,
+                f"the script starts {where}, but --hardware has more",
+                remedy=f"Use --hardware {self.card.name}:{file.num_nodes}x{most}, or give the "
+                "launcher all nodes",
+            )
 
     def target(self, stack: str) -> Target:
         """Return the target for estimates with a software stack; raises InputError if unknown."""

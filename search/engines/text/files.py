@@ -777,9 +777,14 @@ def _world(command: Command, environment: Mapping[str, str]) -> int | None:
 
 
 def _nodes(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Return the number of nodes of a launch command; None if unknown. Parameters as `_world`."""
+    """Return the number of nodes of a launch command; None if unknown. Parameters as `_world`.
+
+    torchrun without `--nnodes` starts one node; the other launchers may have a file of hosts.
+    """
     flags, names = flags_of(before), [word.rpartition("/")[2] for word in before]
     given = [flags[name][0] for name in ("nnodes", "num-nodes", "num-machines") if flags.get(name)]
+    if "nnodes" not in flags and _TORCHRUN.intersection(names):
+        given = ["1"]
     if "srun" in names and not _RANKS_WITHIN.intersection(names):
         words = before[names.index("srun") + 1 :]
         given = [({**environment, **_slurm_variables(words)}).get("SLURM_NNODES", "")]
@@ -795,6 +800,6 @@ def _included(text: str) -> int | None:
     return sum(host[1].count(",") + 1 for host in hosts if host) if all(hosts) else None
 
 
-_RANKS_WITHIN = frozenset({"torchrun", "accelerate", "deepspeed", "torch.distributed.run",
-                           "torch.distributed.launch"})  # fmt: skip
+_TORCHRUN = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+_RANKS_WITHIN = _TORCHRUN | {"accelerate", "deepspeed"}
 """Launchers that start several processes in each task of srun."""

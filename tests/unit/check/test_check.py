@@ -663,6 +663,21 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
     assert second["stages"]
 
 
+def test_processes_of_a_node_are_not_those_of_the_cluster(ask: Ask, tmp_path: Path) -> None:
+    """torchrun without `--nnodes` starts one node, however many GPUs this node has."""
+    path = script(tmp_path, with_flags(LLAMA, pipeline_model_parallel_size=1))
+    text = Path(path).read_text(encoding="utf-8")
+    own = text.replace("--nnodes ${NNODES:-8} --nproc-per-node 8", "--nproc-per-node $(count)")
+    assert own != text
+    Path(path).write_text(own, encoding="utf-8")
+
+    code, out, err = ask(path, "--hardware", "h100:2x8")
+    assert (code, out) == (2, "")
+    assert "h100-80gb:1x8" in err
+    code, out, _ = ask(path, "--hardware", "h100:1x8", "--json", "-")
+    assert (code, json.loads(out)["launches"][0]["num_gpus"]) == (0, 8)
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
