@@ -30,7 +30,7 @@ class ListSpec:
 class ModelListSpec(ListSpec):
     """Options of the list of models."""
 
-    all: bool = option(False, help="list older models too", panel="Output")
+    all: bool = option(False, help="list all models, also small and older ones", panel="Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,15 +210,15 @@ def stack_rows() -> list[dict[str, Any]]:
     ]
 
 
-_OLDER = frozenset(
+_SHOWN = frozenset(
     {
-        *("bert-base", "bert-huge-32", "bert-large", "gpt-0.3b", "gpt-2.7b", "gpt-6.7b", "gpt2-xl"),
-        *("llama-30b", "llama2-13b", "llama2-70b", "llama2-7b", "deepseek-v2-lite"),
-        *("llama4-maverick", "llama4-scout", "mistral-7b", "mixtral-8x22b", "phi-4"),
-        *("qwen2.5-72b", "qwen2.5-7b", "t5-3b", "t5-large"),
+        *("deepseek-v3", "deepseek-v3.2", "gemma-3-27b", "glm-4.5-air", "glm-5", "gpt-oss-120b"),
+        *("gpt-oss-20b", "granite-4-small", "kimi-k2", "llama3-405b", "llama3-70b", "llama3-8b"),
+        *("mixtral-8x7b", "nemotron-3-nano", "nemotron-3-super", "qwen3-235b-a22b"),
+        *("qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "qwen3-next-80b"),
     }
 )
-"""Models that `autopar models` lists only with `--all`."""
+"""Models that `autopar models` lists without `--all`."""
 
 
 class _Table(NamedTuple):
@@ -246,14 +246,14 @@ class _Table(NamedTuple):
             print_plain(console, line, style="dim")
 
 
-_SOME_OLDER = "bert, gpt, llama2, mistral, t5, ..."
+_SOME_OTHERS = "gemma, gpt, llama, mistral, phi, qwen2.5, t5, ..."
 
 
 def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[_Table]:
     from autopar.families.config import family_names
 
     families = f": {', '.join(family_names())}" if asked.all else ""
-    shown = [row for row in rows if asked.all or row["name"] not in _OLDER]
+    shown = [row for row in rows if asked.all or row["name"] in _SHOWN]
     cells = [
         [
             row["name"],
@@ -279,7 +279,7 @@ def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[
         ],
         cells=cells,
         legend=(
-            *([f"{hidden} older models ({_SOME_OLDER}) and all families: --all"] * bool(hidden)),
+            *([f"{hidden} other models ({_SOME_OTHERS}) and all families: --all"] * bool(hidden)),
             f"Other models: --model PATH (config.json of a supported family{families})",
         ),
     )

@@ -395,17 +395,29 @@ _PUBLISHED: dict[str, tuple[str, int]] = {
 WITHOUT_SIZES = frozenset({"llama"})
 """Names of blocks, as in scripts of PaddleNLP: the user gives all sizes of a layer."""
 
-_TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)")
-"""Suffixes of repositories whose models have the sizes of the pre-trained model."""
+_TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)|(?<=qwen2\.5)-coder(?=-)")
+"""Parts of repository names whose models have the sizes of the pre-trained model."""
 _OTHER_NAMES = {
+    **dict.fromkeys(
+        ("deepseekr1", "deepseekr10528", "deepseekv30324", "deepseekv31", "deepseekv31terminus"),
+        "deepseek-v3",
+    ),
+    "deepseekr1distillllama8b": "llama3-8b",
+    "deepseekr1distillllama70b": "llama3-70b",
+    "deepseekr1distillqwen14b": "qwen2.5-14b",
+    "deepseekr1distillqwen32b": "qwen2.5-32b",
     "deepseekv32exp": "deepseek-v3.2",
     "granite40hsmall": "granite-4-small",
     "llama4scout17b16e": "llama4-scout",
     "llama4maverick17b128e": "llama4-maverick",
+    "mistralnemo2407": "mistral-nemo",
+    "mistralsmall24b2501": "mistral-small",
     "nvidianemotron3nano30ba3bbf16": "nemotron-3-nano",
     "nvidianemotron3super120ba12bbf16": "nemotron-3-super",
     "qwen3next80ba3b": "qwen3-next-80b",
     "qwen3next80ba3bthinking": "qwen3-next-80b",
+    "qwq32b": "qwen2.5-32b",
+    "tinyllama11bv10": "tinyllama-1.1b",
 }
 """Shipped model by repository name, in the form of `_letters`."""
 

@@ -45,7 +45,7 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
     ("find", "name", "words"),
     [
         (catalog.find_card, "h10", "Did you mean h100"),
-        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-7b, qwen2.5-72b"),
+        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-3b, qwen2.5-7b"),
         (catalog.find_hardware, "a100-80gb_1x9", "Did you mean a100-80gb_1x8"),
         (catalog.find_card, "zzzz", "`autopar cards`"),
         (catalog.find_hardware, "h100x8", "Use a card and the size of the cluster"),
@@ -142,6 +142,13 @@ def test_a_file_of_that_name_is_itself(folder: Path) -> None:
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
         ("google/gemma-3-27b-it", "gemma-3-27b"),
         ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("meta-llama/Llama-3.2-1B", "llama3.2-1b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/QwQ-32B", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama3-8b"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("llama-7b", "llama-7b"),
     ],
 )
@@ -151,7 +158,7 @@ def test_a_model_has_the_names_that_people_type(typed: str, shipped: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["mistralai/Mistral-7B-v0.3", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-32B-AWQ"]
+    "name", ["mistralai/Mistral-7B-v0.3", "Qwen/Qwen2.5-Math-7B", "Qwen/Qwen3-32B-AWQ"]
 )
 def test_other_sizes_are_not_a_shipped_model(name: str) -> None:
     """A name of another release or of quantised weights is refused, with the nearest names."""

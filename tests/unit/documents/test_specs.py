@@ -69,6 +69,26 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-next-80b": 79_674_391_296,  # as its checkpoint has, without MTP
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-nemo": 12_247_782_400,
+    "mistral-small": 23_572_403_200,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "gemma-3-12b": 11_766_034_176,
 }
 
 HF = {
@@ -447,7 +467,8 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
 
 
 NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
-    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-27b", "glm-4.5-air", "glm-5",
+    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b",
+    "gemma-3-27b", "glm-4.5-air", "glm-5",
     "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
     "qwen3-next-80b",
 }  # fmt: skip
