@@ -635,6 +635,8 @@ Sources: `peft/utils.py` and `training/setup.py`.
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
     NO_TORCH_MIXERS,
+    _rule("wide-norms", "wide_norms", lambda wide: wide,
+          "no argument of Megatron-LM norms queries and keys over all heads"),
     MIXER_FP8,
     SPARSE_PRECISION,
     _rule("sparse.device", "sparse_heads, gpu",

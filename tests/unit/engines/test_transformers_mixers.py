@@ -90,6 +90,14 @@ def run_in(engine: str, path: Path, **choice: Any) -> Run:
     return run_of(engine_space(engine), job, Candidate(**given))
 
 
+def bridged(path: Path, tp: int) -> Run:
+    """Return the run of a model with wide norms as Megatron-Bridge builds it, by its own layer."""
+    config = {**json.loads(path.read_text(encoding="utf-8")), "use_qk_norm": False}
+    plain = path.with_name("plain.json")
+    plain.write_text(json.dumps(config), encoding="utf-8")
+    return replace(run_in("megatron", plain, tp=tp, zero=1), model=context(path).model)
+
+
 @pytest.mark.parametrize(
     "config", [LFM2, {**LFM2, **MOE}, TEXT], ids=["dense", "experts", "lightning"]
 )
@@ -250,7 +258,7 @@ def test_files_of_torch_engines_do_not_get_layers_of_megatron(name: str, tmp_pat
 def test_tensor_ranks_of_megatron_sum_squares(model: Callable[..., Path]) -> None:
     """Two sums of four bytes per token each way of the forward, and none in the backward."""
     machine = machine_of(load_card("h100-80gb"), stack=load_stack("megatron-core"))
-    run = run_in("megatron", model(M2), tp=2, zero=1)
+    run = bridged(model(M2), tp=2)
     job = job_of_run(run)
     norms = {}
     for kind in ("head", "all"):
@@ -278,7 +286,7 @@ def test_norms_over_all_heads_save_what_autograd_does(model: Callable[..., Path]
         return weight * (wide * torch.rsqrt(variance + 1e-6)).to(x.dtype)
 
     seen = sum(_seen(forward, {x.data_ptr(), weight.data_ptr()})) / (tokens * width)
-    run = run_in("megatron", model(M2), tp=1, zero=1)
+    run = bridged(model(M2), tp=1)
     parts, elements = dict(saved_parts(run.rank_layers[0])), TOKENS * 128 * (48 + 8)
     counted = parts["queries and keys in fp32"] + parts["normed queries and keys"]
     # and one number per row
@@ -288,7 +296,7 @@ def test_norms_over_all_heads_save_what_autograd_does(model: Callable[..., Path]
 
 def test_weights_of_wide_norms_are_divided(model: Callable[..., Path]) -> None:
     for tp in (1, 2):
-        run = run_in("megatron", model(M2), tp=tp, zero=1)
+        run = bridged(model(M2), tp=tp)
         sizes = {one.name: one.elements for one in stage_weights(run, 0)[0]}
         assert (sizes["query norm"], sizes["key norm"]) == (48 * 128 // tp, 8 * 128 // tp)
 
@@ -306,7 +314,11 @@ def test_transformers_has_a_configuration_of_wide_norms(model: Callable[..., Pat
 
 def test_megatron_has_no_script_of_wide_norms(model: Callable[..., Path]) -> None:
     """Megatron-Bridge has a separate layer for MiniMax-M2, which no argument names."""
-    run = run_in("megatron", model(M2), tp=2, zero=1)
+    run = bridged(model(M2), tp=2)
     place = ExportTarget(num_nodes=1, gpus_per_node=8, model=None, spec=None)
     found = written(run, engine="megatron", place=place)
     assert [one.field for one in found.losses] == ["attention.head_norms"]
+    # so that no search answers with it
+    refused = violated_rule(engine_space("megatron"), context(model(M2)), Constraints())
+    assert refused is not None
+    assert refused.id == "megatron.wide-norms"
