@@ -41,6 +41,8 @@ from search.engines.text.shell_values import (
     Holes,
     path_of,
     program_of,
+    slurm_variables,
+    variables_of_scheduler,
     with_arguments,
 )
 from search.engines.text.shell_words import shadowed
@@ -378,7 +380,7 @@ def read_configuration(
         command=command,
         document={},
         world_size=size,
-        num_nodes=_nodes(command.before, _of_scheduler(text)),
+        num_nodes=_nodes(command.before, variables_of_scheduler(text)),
         environment=command.environment,
         notes=command.notes,
     )
@@ -427,7 +429,7 @@ def _sized(
     the variable is set so that `world_size` processes start.
     """
     started, budget = STARTED.get(), Budget(str(path))
-    asked = _of_scheduler(text)
+    asked = variables_of_scheduler(text)
 
     def read(given: Mapping[str, str]) -> tuple[Command, int | None]:
         environment = {**asked, **given, **started.environment}
@@ -518,62 +520,6 @@ def _submitted(command: Command, path: Path) -> Command:
 
 _NODES = frozenset({"num-nodes", "nodes", "nnodes", "num-machines", "replicas"})
 """Arguments of submitters with a number of machines."""
-
-
-def _of_scheduler(text: str) -> dict[str, str]:
-    """Return the environment variables that Slurm sets for the `#SBATCH` lines of a script.
-
-    Only lines before the first command count. The names are output variables of sbatch.
-    """
-    words = list[str]()
-    for line in text.splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
-            break
-        if line.startswith("#SBATCH"):
-            words += re.split(r"\s#", line)[0].split()[1:]
-    return _slurm_variables(words)
-
-
-def _slurm_variables(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables that Slurm sets for the options of `sbatch` or `srun`.
-
-    The number of tasks follows from nodes and tasks per node.
-    """
-    found, at = dict[str, str](), 0
-    while at < len(words):
-        match = _ASKED.fullmatch(words[at])
-        at += 1
-        if match is None:
-            continue
-        option, value = match[1] or match[3], match[2] or match[4]
-        if not value and at < len(words):
-            value = words[at]
-            at += 1
-        count = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})", value)
-        for name in _SLURM[option] if count is not None else ():
-            found[name] = count[1] if count is not None else ""
-    nodes, tasks = found.get("SLURM_NNODES"), found.get("SLURM_NTASKS_PER_NODE")
-    if nodes is not None or tasks is not None:
-        found.setdefault("SLURM_NTASKS", str(int(nodes or 1) * int(tasks or 1)))
-        found.setdefault("SLURM_NPROCS", found["SLURM_NTASKS"])
-    return found
-
-
-_SLURM = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "gpus": ("SLURM_GPUS",),
-    "G": ("SLURM_GPUS",),
-    "gres": ("SLURM_GPUS_ON_NODE",),
-}
-"""Option of `#SBATCH` and `srun` -> environment variables that contain its value."""
-_ASKED = re.compile(
-    r"--(nodes|ntasks-per-node|ntasks|gpus-per-node|gpus|gres)(?:=(.*))?|-([NnG])(.*)"
-)
 _COUNT = re.compile("|[1-9][0-9]{0,5}")
 """Pattern of an empty default or a positive number."""
 _MOST_VARIABLES = 32
@@ -751,7 +697,7 @@ def _world(command: Command, environment: Mapping[str, str]) -> int | None:
     names = [word.rpartition("/")[2] for word in before]
     if "srun" in names and not _RANKS_WITHIN.intersection(names):
         words = before[names.index("srun") + 1 :]
-        tasks = ({**environment, **_slurm_variables(words)}).get("SLURM_NTASKS", "")
+        tasks = ({**environment, **slurm_variables(words)}).get("SLURM_NTASKS", "")
         return int(tasks) if re.fullmatch("[0-9]{1,9}", tasks) else None
     if "mpirun" in names and not _RANKS_WITHIN.intersection(names):
         words = before[names.index("mpirun") + 1 :]
@@ -787,7 +733,7 @@ def _nodes(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
         given = ["1"]
     if "srun" in names and not _RANKS_WITHIN.intersection(names):
         words = before[names.index("srun") + 1 :]
-        given = [({**environment, **_slurm_variables(words)}).get("SLURM_NNODES", "")]
+        given = [({**environment, **slurm_variables(words)}).get("SLURM_NNODES", "")]
     return int(given[0]) if given and re.fullmatch("[1-9][0-9]{0,5}", given[0]) else None
 
 

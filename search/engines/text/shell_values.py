@@ -555,3 +555,59 @@ def world_flags(before: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return `--nnodes` and `--nproc-per-node` among the words before a program, by name."""
     wanted = {"nnodes", "nproc-per-node"}
     return split_flags(before, lambda flag: flag in wanted)[1]
+
+
+def variables_of_scheduler(text: str) -> dict[str, str]:
+    """Return the environment variables that Slurm sets for the `#SBATCH` lines of a script.
+
+    Only lines before the first command count. The names are output variables of sbatch.
+    """
+    words = list[str]()
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            words += re.split(r"\s#", line)[0].split()[1:]
+    return slurm_variables(words)
+
+
+def slurm_variables(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that Slurm sets for the options of `sbatch` or `srun`.
+
+    The number of tasks follows from nodes and tasks per node.
+    """
+    found, at = dict[str, str](), 0
+    while at < len(words):
+        match = _ASKED.fullmatch(words[at])
+        at += 1
+        if match is None:
+            continue
+        option, value = match[1] or match[3], match[2] or match[4]
+        if not value and at < len(words):
+            value = words[at]
+            at += 1
+        count = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})", value)
+        for name in _SLURM[option] if count is not None else ():
+            found[name] = count[1] if count is not None else ""
+    nodes, tasks = found.get("SLURM_NNODES"), found.get("SLURM_NTASKS_PER_NODE")
+    if nodes is not None or tasks is not None:
+        found.setdefault("SLURM_NTASKS", str(int(nodes or 1) * int(tasks or 1)))
+        found.setdefault("SLURM_NPROCS", found["SLURM_NTASKS"])
+    return found
+
+
+_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gpus": ("SLURM_GPUS",),
+    "G": ("SLURM_GPUS",),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""Option of `#SBATCH` and `srun` -> environment variables that contain its value."""
+_ASKED = re.compile(
+    r"--(nodes|ntasks-per-node|ntasks|gpus-per-node|gpus|gres)(?:=(.*))?|-([NnG])(.*)"
+)
