@@ -29,11 +29,21 @@ _SHIPPED = {
     "llama3_70b": "llama3-70b",
     "llama31_70b": "llama3-70b",
     "llama31_405b": "llama3-405b",
+    "llama32_1b": "llama3.2-1b",
+    "llama32_3b": "llama3.2-3b",
     "mistral_7b": "mistral-7b",
     "mixtral_8x7b": "mixtral-8x7b",
+    "qwen25_500m": "qwen2.5-0.5b",
+    "qwen25_1p5b": "qwen2.5-1.5b",
     "qwen25_7b": "qwen2.5-7b",
+    "qwen25_14b": "qwen2.5-14b",
+    "qwen25_32b": "qwen2.5-32b",
     "qwen25_72b": "qwen2.5-72b",
+    "qwen3_600m": "qwen3-0.6b",
+    "qwen3_1p7b": "qwen3-1.7b",
+    "qwen3_4b": "qwen3-4b",
     "qwen3_8b": "qwen3-8b",
+    "qwen3_14b": "qwen3-14b",
     "qwen3_32b": "qwen3-32b",
     "qwen3_30b_a3b": "qwen3-30b-a3b",
     "qwen3_235b_a22b": "qwen3-235b-a22b",
@@ -89,28 +99,9 @@ def _sizes(
     }
 
 
-def _qwen3(layers: int, hidden: int, ffn: int, heads: int, groups: int = 8, **more: Any) -> Sizes:
-    return _sizes(layers, hidden, ffn, heads, groups, 128, 151936, qk_layernorm=True, **more)
-
-
-_TIED = {"share_embeddings_and_output_weights": True}
-_PUBLISHED: Mapping[str, Sizes] = {
-    "llama32_1b": _sizes(16, 2048, 8192, 32, 8, 64, 128256, **_TIED),
-    "llama32_3b": _sizes(28, 3072, 8192, 24, 8, 128, 128256, **_TIED),
-    "qwen3_600m": _qwen3(28, 1024, 3072, 16, **_TIED),
-    "qwen3_1p7b": _qwen3(28, 2048, 6144, 16, **_TIED),
-    "qwen3_4b": _qwen3(36, 2560, 9728, 32, **_TIED),
-    "qwen3_14b": _qwen3(40, 5120, 17408, 40),
-}
-"""Sizes from the `config.json` of meta-llama and Qwen on the Hugging Face hub.
-
-The names are those of Megatron-Bridge's recipes.
-"""
-
-
 def architecture_names() -> tuple[str, ...]:
     """Return the names that `architecture` accepts, longest first."""
-    return tuple(sorted({*_SHIPPED, *_PUBLISHED}, key=lambda name: (-len(name), name)))
+    return tuple(sorted(_SHIPPED, key=lambda name: (-len(name), name)))
 
 
 def architecture(name: str) -> Sizes | None:
@@ -118,8 +109,6 @@ def architecture(name: str) -> Sizes | None:
 
     name : architecture name such as `qwen3_30b_a3b`, or shipped name such as `qwen3-30b-a3b`.
     """
-    if name in _PUBLISHED:
-        return {**_PUBLISHED[name]}
     own = next((own for own, shipped in _SHIPPED.items() if name in (own, shipped)), None)
     if own is None:
         return None

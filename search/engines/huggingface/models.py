@@ -1,7 +1,7 @@
 """Sizes of published models by the names that PyTorch engines use.
 
 A launch file names a torchtitan flavor, a Hugging Face repository or a folder with a `config.json`.
-The tables refer to shipped models (`models/`) and to `search.engines.huggingface.architectures`.
+The tables refer to shipped models (`models/`).
 All other sizes are in this module and come from published `config.json` files.
 """
 
@@ -30,7 +30,6 @@ from autopar.run.architecture import (
 )
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
-from search.engines.huggingface.architectures import architecture
 from search.engines.text import named_path
 
 
@@ -43,11 +42,7 @@ class Decoder(Record):
     groups: int
     ffn: int
     vocab: int
-    width: int = 0
-    """Head dimension, elements; 0 means hidden size over heads."""
     tied: bool = False
-    head_norms: bool = False
-    qkv_biases: bool = False
     plain: bool = False
     """True for the blocks of GPT-2 and OPT: LayerNorm, biases, ungated MLP, no rotary positions."""
     positions: int = 0
@@ -55,15 +50,14 @@ class Decoder(Record):
 
     def model(self) -> Model:
         """Return the model with these sizes."""
-        width = self.width or self.hidden // self.heads
+        width = self.hidden // self.heads
         attention = Attention(
             heads=self.heads,
             kv_heads=self.groups,
             width=width,
             value_width=width,
             rotary_share=0.0 if self.plain else 1.0,
-            head_norms="head" if self.head_norms else "none",
-            qkv_biases=self.plain or self.qkv_biases,
+            qkv_biases=self.plain,
         )
         layer = Layer(
             hidden=self.hidden,
@@ -83,7 +77,7 @@ class Decoder(Record):
 
 
 _Entry = Decoder | str
-"""Sizes of a model, the name of a shipped model, or a name that `architecture` accepts."""
+"""Sizes of a model, the name of a shipped model, or `deepseek_v2`."""
 
 
 def _model(entry: _Entry) -> Model:
@@ -93,21 +87,8 @@ def _model(entry: _Entry) -> Model:
     if entry == "deepseek_v2":
         return _deepseek_v2()
     shipped = _shipped(entry)
-    if shipped is not None:
-        return shipped
-    sizes = architecture(entry)
-    assert sizes is not None, f"{entry} is one of the architectures"
-    return Decoder(
-        hidden=sizes["hidden_size"],
-        layers=sizes["num_layers"],
-        heads=sizes["num_attention_heads"],
-        groups=sizes["num_query_groups"],
-        ffn=sizes["ffn_hidden_size"],
-        vocab=sizes["vocab_size"],
-        width=sizes["kv_channels"],
-        tied=sizes["share_embeddings_and_output_weights"],
-        head_norms=sizes.get("qk_layernorm", False),
-    ).model()
+    assert shipped is not None, f"{entry} is a shipped decoder"
+    return shipped
 
 
 def _deepseek_v2() -> Model:
@@ -128,11 +109,6 @@ def _deepseek_v2() -> Model:
     return replace(small, layers=layers, repeat=repeat)
 
 
-_QWEN3 = {
-    "0.6B": "qwen3_600m", "1.7B": "qwen3_1p7b", "4B": "qwen3_4b", "8B": "qwen3-8b",
-    "14B": "qwen3_14b", "32B": "qwen3-32b", "30B-A3B": "qwen3-30b-a3b",
-    "235B-A22B": "qwen3-235b-a22b",
-}  # fmt: skip
 _DEEPSEEK: Mapping[str, _Entry] = {
     "16B": "deepseek-v2-lite",
     "236B": "deepseek_v2",
@@ -140,8 +116,8 @@ _DEEPSEEK: Mapping[str, _Entry] = {
 }
 FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "llama3": {
-        "1B": "llama32_1b",
-        "3B": "llama32_3b",
+        "1B": "llama3.2-1b",
+        "3B": "llama3.2-3b",
         "8B": "llama3-8b",
         "70B": "llama3-70b",
         "405B": "llama3-405b",
@@ -150,7 +126,10 @@ FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "llama2": {"7B": "llama2-7b", "13B": "llama2-13b", "70B": "llama2-70b"},
     "llama4": {"17bx16e": "llama4-scout", "17bx128e": "llama4-maverick"},
     "deepseek_v3": _DEEPSEEK,
-    "qwen3": _QWEN3,
+    "qwen3": {
+        size: f"qwen3-{size.lower()}"
+        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+    },
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }
 """Sizes or model name, by torchtitan's model name and flavor."""
@@ -188,9 +167,6 @@ def _plain(
 
 
 _REPOSITORIES: Mapping[str, _Entry] = {
-    "llama-3.2-1b": "llama32_1b",
-    "llama-3.2-3b": "llama32_3b",
-    **{f"qwen3-{size.lower()}": name for size, name in _QWEN3.items()},
     "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
     "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
     "opt-13b": _plain(5120, 40, 40, 20480, 50272, 2050),
@@ -199,7 +175,7 @@ _REPOSITORIES: Mapping[str, _Entry] = {
     "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
     "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
 }  # fmt: skip
-"""Sizes or architecture of models that are not shipped, by `repository_name`."""
+"""Sizes of models that are not shipped, by `repository_name`."""
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:
