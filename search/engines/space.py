@@ -273,7 +273,11 @@ def adapter_values(rank: int, base: BaseName) -> dict[str, Any]:
 
 def layer_values(model: Model) -> dict[str, Any]:
     """Return the values that rules on the layers of a model read."""
-    return {"needs_megatron": model.needs_megatron, "wide_norms": model.has_wide_norms}
+    return {
+        "needs_megatron": model.needs_megatron,
+        "wide_norms": model.has_wide_norms,
+        "extra_embedding": model.extra_embedding,
+    }
 
 
 def refuse_unsupported(rules: Sequence[Rule], run: Run) -> Run:

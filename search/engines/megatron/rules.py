@@ -637,6 +637,9 @@ SPACE = (
     NO_TORCH_MIXERS,
     _rule("wide-norms", "wide_norms", lambda wide: wide,
           "no argument of Megatron-LM norms queries and keys over all heads"),
+    _rule("extra-embedding", "extra_embedding", lambda extra: extra,
+          "no argument of Megatron-LM adds the {extra_embedding} further parameters of the "
+          "embedding"),
     MIXER_FP8,
     SPARSE_PRECISION,
     _rule("sparse.device", "sparse_heads, gpu",

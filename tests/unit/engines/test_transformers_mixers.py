@@ -318,7 +318,18 @@ def test_megatron_has_no_script_of_wide_norms(model: Callable[..., Path]) -> Non
     place = ExportTarget(num_nodes=1, gpus_per_node=8, model=None, spec=None)
     found = written(run, engine="megatron", place=place)
     assert [one.field for one in found.losses] == ["attention.head_norms"]
-    # so that no search answers with it
-    refused = violated_rule(engine_space("megatron"), context(model(M2)), Constraints())
+
+
+BLOOM = {"model_type": "bloom", "hidden_size": 4096, "n_layer": 4, "n_head": 32,
+         "vocab_size": 250880, "seq_length": TOKENS}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "broken"), [(M2, "megatron.wide-norms"), (BLOOM, "megatron.extra-embedding")]
+)
+def test_what_no_argument_of_megatron_tells_is_not_searched(
+    config: dict[str, Any], broken: str, model: Callable[..., Path]
+) -> None:
+    refused = violated_rule(engine_space("megatron"), context(model(config)), Constraints())
     assert refused is not None
-    assert refused.id == "megatron.wide-norms"
+    assert refused.id == broken
