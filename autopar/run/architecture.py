@@ -489,6 +489,11 @@ class Model(Record, dict=True):
         return any(one is not None and one.head_norms == "all" for one in attentions)
 
     @property
+    def has_other_norms(self) -> bool:
+        """True if some layer has more or fewer norms than one before each of its parts."""
+        return any(one.norms != one.parts for one in self.kinds)
+
+    @property
     def is_conventional(self) -> bool:
         """True if all layers are attention without gate or indexer, followed by an MLP."""
         return not (self.needs_megatron or self.torch_mixers)

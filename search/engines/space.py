@@ -276,6 +276,7 @@ def layer_values(model: Model) -> dict[str, Any]:
     return {
         "needs_megatron": model.needs_megatron,
         "wide_norms": model.has_wide_norms,
+        "other_norms": model.has_other_norms,
         "extra_embedding": model.extra_embedding,
     }
 

@@ -208,6 +208,7 @@ def _others(model: Model) -> list[str]:
         "an MLP without a gate": layer.gates == 1,
         "biases": layer.biases,
         "LayerNorm": layer.norm != "rms",
+        "more or fewer norms than one before each part": model.has_other_norms,
         f"{model.positions} positions": not rotary,
         "positions in a part of each head": rotary and attention.rotary_share != 1.0,
         "norms of heads with biases": normed and attention.qkv_biases,

@@ -637,6 +637,8 @@ SPACE = (
     NO_TORCH_MIXERS,
     _rule("wide-norms", "wide_norms", lambda wide: wide,
           "no argument of Megatron-LM norms queries and keys over all heads"),
+    _rule("other-norms", "other_norms", lambda other: other,
+          "no argument of Megatron-LM gives layers more or fewer norms than one before each part"),
     _rule("extra-embedding", "extra_embedding", lambda extra: extra,
           "no argument of Megatron-LM adds the {extra_embedding} further parameters of the "
           "embedding"),

@@ -5,6 +5,7 @@ That nothing is lost where nothing has to be is a property (`tests/property/test
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.families.config import parse_hugging_face
 from autopar.records import replace
 from autopar.run.architecture import Mlp, decoder_layers
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run, run_with_split
 from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
-from search.engines.candidate import Candidate
+from search.engines.candidate import Candidate, Constraints
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import LAUNCH, written
@@ -28,8 +31,11 @@ from search.engines.megatron.write import environment_of
 from search.engines.space import EngineContext, run_of
 from search.engines.table import spaces
 from search.engines.text import flags_of, script_command
+from search.planning.uniform.infeasibility import violated_rule
 from tests.runs import decoder, run_of as run_of_model
 
+DATA = Path(__file__).resolve().parents[2] / "data"
+PUBLISHED = json.loads((DATA / "published_configs.json").read_text(encoding="utf-8"))
 NODE = ExportTarget(num_nodes=1, gpus_per_node=8)
 
 
@@ -102,6 +108,24 @@ def test_what_a_search_finds_is_written_whole(engine: str, choice: dict[str, Any
 
     assert found.losses == ()
     assert without_effect(found.runs) == without_effect(run)
+
+
+@pytest.mark.parametrize("name", sorted({*model_names(), *PUBLISHED}))
+def test_megatron_answers_with_no_model_that_its_script_cannot_tell(name: str) -> None:
+    """A rule excludes the model from searches, or its launch is written whole."""
+    path, config = Path(name), PUBLISHED.get(name, {}).get("config")
+    spec = load_spec(name) if config is None else parse_hugging_face(path, config, seq_length=4096)
+    try:
+        model = replace(uniform_model(spec), mtp=0, mtp_block=())
+    except InputError:
+        return  # searches answer with per-layer plans
+    space = next(one for one in spaces() if one.name == "megatron")
+    seq = spec.layers[0].seq_length
+    job = EngineContext(name="x", model=model, seq=seq, global_batches=(64,), world=8, gpu="H100")
+    if violated_rule(space, job, Constraints()) is None:
+        chunks = even_chunks(model.num_layers, 1)
+        run = run_of(space, job, Candidate(chunks=chunks, zero=1, global_batch=64))
+        assert written(run, engine="megatron", place=NODE).losses == ()
 
 
 def test_megatron_launch_is_written_for_bridge_as_well() -> None:
