@@ -300,10 +300,11 @@ def show_engines(
             table.add_row(line.engine, "", "", shown, style="dim")
             continue
         share = (line.samples_per_s / best - 1.0) * 100.0
+        gap = f"{share:+.1f} %" if abs(share) >= 0.05 else "0.0 %" if share else ""
         speed = f"{line.samples_per_s:.4g}"
         if tokens is not None:
             speed = f"{line.samples_per_s * tokens:,.0f}"
-        table.add_row(line.engine, speed, f"{share:+.1f} %" if share else "", shown)
+        table.add_row(line.engine, speed, gap, shown)
     console.print(table)
     if len(shown_engines) < len(engines):
         number = len(engines) - len(shown_engines)
