@@ -418,6 +418,7 @@ _LATER = (
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
     *("clamped_activation", "expert_groups", "groups_per_token", "expert_latent"),
     *("parts", "mixers", "output_gate", "indexer"),
+    *("cross_tokens", "fp32_norms", "elementwise", "extra_parameters"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Fields of later releases, omitted from a digest if they have their default value."""

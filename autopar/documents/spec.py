@@ -312,12 +312,17 @@ def bare_spec(
 
 def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
     """Write a spec as `model.json`; fields with their default value are omitted."""
+    write_json(path, spec_document(spec, source=source))
+
+
+def spec_document(spec: ModelSpec, *, source: str | None = None) -> dict[str, Any]:
+    """Return a spec as the object of a `model.json`, without fields that have their default."""
     given = _given(spec)
     document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": given.pop("name")}
     if source is not None:
         document["source"] = source
     layers = given.pop("layers")
-    write_json(path, {**document, "layers": layers, **given})
+    return {**document, "layers": layers, **given}
 
 
 def _given(record: Record) -> dict[str, Any]:

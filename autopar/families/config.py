@@ -1,6 +1,7 @@
 """Reader of the `config.json` of Hugging Face models, which imports none of their code.
 
-Families are looked up by `model_type`. Of multimodal models only the text part is read.
+Families are looked up by `model_type`, or by `_class_name` in files of diffusers. Of multimodal
+models only the text part is read.
 `autopar.families.unknown` drafts a `model.json` of an unknown family.
 """
 
@@ -18,14 +19,22 @@ from autopar.families.base import Config
 from autopar.families.consistency import checked_model
 from autopar.families.decoders import DECODERS
 from autopar.families.hybrids import HYBRIDS
+from autopar.families.images import IMAGES
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
-from autopar.families.unknown import NO_ATTENTION, NO_TOKENS, TWO_WIDTHS, unsaid, usual_spec
+from autopar.families.unknown import (
+    NO_ATTENTION,
+    NO_TOKENS,
+    TWO_TOWERS,
+    TWO_WIDTHS,
+    unsaid,
+    usual_spec,
+)
 from autopar.records import shorten
 from autopar.run.model import ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(
-    sorted({**DECODERS, **MIXTURES, **HYBRIDS, **OTHERS}.items())
+    sorted({**DECODERS, **MIXTURES, **HYBRIDS, **OTHERS, **IMAGES}.items())
 )
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in files."""
@@ -36,9 +45,10 @@ _UNSAID = {
          "zamba2"),
         NO_ATTENTION,
     ),
+    **dict.fromkeys(("clip", "siglip"), TWO_TOWERS),
     "gemma4": TWO_WIDTHS,
     **dict.fromkeys(
-        ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),
+        ("resnet", "swin", "wav2vec2", "whisper"),
         NO_TOKENS,
     ),
 }  # fmt: skip
@@ -94,13 +104,18 @@ def skeleton_of(
 
 def _text_of(data: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], str]:
     """Return (family, keys, suffix of the name) of the text model of a file."""
-    family, inner = data.get("model_type"), data.get("text_config")
+    family, inner = data.get(_key_of(data)), data.get("text_config")
     # An unhashable value is no family.
     if isinstance(inner, dict) and not _is_family(family):
         return inner.get("model_type", family), inner, "-text"
     if isinstance(inner, dict) and _is_family(inner.get("model_type")):
         return inner.get("model_type"), inner, "-text"
     return family, data, "-text" if isinstance(data.get("vision_config"), dict) else ""
+
+
+def _key_of(data: Mapping[str, Any]) -> str:
+    """Return the key that names the family of a file."""
+    return "_class_name" if "_class_name" in data and "model_type" not in data else "model_type"
 
 
 def _complete(
@@ -141,15 +156,16 @@ def _reason(data: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
 def family_names() -> list[str]:
     """Return the supported families, sorted, without their versions and variants."""
     # Text models inside of others have the names of these, with an end, as have versions.
-    first = {re.findall("m?t5|[a-z]+", name)[0] for name in _FAMILIES}
+    own = (name.partition("Transformer")[0].lower() for name in _FAMILIES)
+    first = {re.findall("m?t5|sd3|dinov2|[a-z]+", name)[0] for name in own}
     return sorted(one for one in first if not any(one[:end] in first for end in range(3, len(one))))
 
 
 def _unsupported(path: Path, data: Mapping[str, Any], reason: str) -> DocumentError:
     return DocumentError(
         path,
-        f"the value is {shorten(data.get('model_type'))}: not supported ({reason})",
-        key="model_type",
+        f"the value is {shorten(data.get(_key_of(data)))}: not supported ({reason})",
+        key=_key_of(data),
         remedy="Use a model of a supported family (autopar models --all)",
     )
 
@@ -160,9 +176,10 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
     reason = _reason(data, text)
     if reason is not None:
         return _unsupported(path, data, reason)
-    family = data.get("model_type")
+    key = _key_of(data)
+    family = data.get(key)
     near = nearest(str(family)[:50], _FAMILIES)
-    found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
+    found = f"the value is {shorten(family)}" if key in data else "this key is missing"
     command = f"autopar-search --model {shlex.quote(str(path))} --write-skeleton model.json"
     try:
         usual_spec(path, _complete(data, text, 1), "model")
@@ -174,6 +191,6 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         path,
         f"{found}, expected the name of a supported architecture"
         + (f" (the nearest is {near})" if near else ""),
-        key="model_type",
+        key=key,
         remedy=f"{advice}. Supported families: autopar models --all",
     )

@@ -24,6 +24,7 @@ COMPRESSED = "attention to compressed keys"
 NARROW_HEADS = "other heads in layers with a window"
 TWO_WIDTHS = "heads of two widths, and an embedding of each layer in some models"
 NO_TOKENS = "not a token model"
+TWO_TOWERS = "a tower of images and one of text: save its vision_config as a file"
 _RECURRENT_LAYERS = ("linear", "mamba", "recurrent", "conv", "ssm", "rwkv", "delta", "lightning")
 """Words in entries of `layer_types` that are no attention."""
 _RECURRENT = ("mamba_", "ssm_", "linear_num_", "linear_key_", "linear_attn", "lru_", "gdn_", "rwkv")

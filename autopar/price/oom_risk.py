@@ -163,6 +163,8 @@ def few_runs(model: Model) -> str:
     """Return a phrase that names layers with few published runs; empty without such layers."""
     if model.torch_mixers:
         return f"none with {model.torch_mixers}"
+    if model.has_patches:
+        return "none of image or video models"
     if model.first_delta is not None:
         return "few with gated delta nets"
     return "none tuned with sparse attention" if model.first_sparse is not None else ""

@@ -87,6 +87,17 @@ def mixer_weights(at: RankLayer) -> Iterator[Weight]:
             yield from _lightning_weights(at, mixer)
         else:
             yield from _attention_weights(at, mixer)
+            if at.layer.cross_tokens:
+                yield from _attention_weights(at, mixer)
+    yield from _unshaped(at.layer.extra, at.layer.hidden)
+
+
+def _unshaped(number: int, hidden: int) -> Iterator[Weight]:
+    """Yield weights whose shapes are unknown, as one matrix; number : of their elements."""
+    if number:
+        rows = number // hidden
+        yield Weight(name="conditioning", shape=(rows, hidden))
+        yield from _vectors("conditioning", number - rows * hidden)
 
 
 def _mamba_weights(at: RankLayer, mamba: Mamba) -> Iterator[Weight]:
@@ -139,7 +150,8 @@ def _lightning_weights(at: RankLayer, mixer: LightningAttention) -> Iterator[Wei
 
 def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
     layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
-    norms = layer.norm_vectors
+    # norms of heads have weights even where those of the layer have none
+    norms, of_heads = layer.norm_vectors, layer.norm_vectors or 1
     heads, groups, width = attention.heads, attention.kv_heads, attention.width
     latent = attention.latent
     # the output projection's bias is added after the sum over ranks, so each rank has all of it
@@ -154,10 +166,10 @@ def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
         yield from _vectors("attention norm", hidden, norms)
         yield from _linear("qkv", rows, hidden, bias=rows if attention.qkv_biases else 0)
         if attention.head_norms == "head":
-            yield from _vectors("head norms", width, 2 * norms)
+            yield from _vectors("head norms", width, 2 * of_heads)
         elif attention.head_norms == "all":
-            yield from _vectors("query norm", heads * width // tp, norms)
-            yield from _vectors("key norm", max(1, groups // tp) * width, norms)
+            yield from _vectors("query norm", heads * width // tp, of_heads)
+            yield from _vectors("key norm", max(1, groups // tp) * width, of_heads)
         return
     # down projections are replicated on tensor ranks: arXiv 2405.04434, section 2.1
     query = heads * width // tp
@@ -353,6 +365,8 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
         found.append(head_weight(run, name="embedding", shared=shared))
         if model.positions == "learned" and chunk.embeds:
             found.append(Weight(name="positions", shape=(model.max_positions, model.hidden)))
+        if model.has_patches and chunk.embeds:
+            found = [*_unshaped(model.extra_embedding, model.hidden)]
     known: dict[int, tuple[Weight, ...]] = {}
     for layer in chunk.layers:
         at = run.rank_layers[layer]
@@ -368,7 +382,9 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
     for _ in range(min(chunk.mtp, 1) if model.mtp_shared else chunk.mtp):
         found += _mtp_weights(run)
     # tied weights are one tensor if the first stage is also the last
-    if chunk.head and not (model.tied and chunk.embeds):
+    if chunk.head and model.has_patches:
+        found += _unshaped(model.extra_head, model.hidden)
+    elif chunk.head and not (model.tied and chunk.embeds):
         found.append(head_weight(run, shared=tied))
     elif chunk.head:
         found = [_as_head(weight) if weight.name == "embedding" else weight for weight in found]

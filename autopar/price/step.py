@@ -516,8 +516,8 @@ def held_blocks(job: Job) -> list[tuple[Block, ...]]:
 def _check(job: Job) -> None:
     """Raise RuleError for sizes and degrees that no engine runs."""
     degrees = {name: getattr(job, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")}
-    sizes = {name: getattr(job, name) for name in ("vocab", "micro_batch", "global_batch")}
-    sizes |= {"gpus": job.gpus, "seq": job.seq}
+    sizes = {name: getattr(job, name) for name in ("micro_batch", "global_batch", "gpus", "seq")}
+    sizes["vocab"] = job.vocab or 1  # 0 for a model without vocabulary
     # one rule covers all of them: the smallest value is the one that violates it
     name, size = min((sizes | degrees).items(), key=itemgetter(1))
     refuse(POSITIVE, {"name": name, "size": size})

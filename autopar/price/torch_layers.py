@@ -36,7 +36,9 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
     kernels, element = run.kernels, run.element_bytes
     torchtitan = kernels.module == "torchtitan"
     own = 0 if given else tokens * width * element
-    if kernels.compiled or kernels.liger or (torchtitan and kernels.fused_norms):
+    # diffusers has `torch.nn.RMSNorm`, which runs as one kernel on a GPU
+    fused = run.model.has_patches or (torchtitan and kernels.fused_norms)
+    if kernels.compiled or kernels.liger or fused:
         return own + 4 * tokens
     # the normed input is saved for the weight gradient, which a frozen weight does not have
     frozen = run.runtime.adapters is not None
@@ -64,7 +66,24 @@ def stream_element_bytes(run: Run) -> int:
 
 
 def _norm_of_layer(at: RankLayer) -> int:
+    if at.layer.norm != "rms" and at.run.model.has_patches:
+        return _layer_norm(at, scaled=at.layer.norm == "plain")
     return _norm_of_stream(at.run, at.sequence_parallel_tokens)
+
+
+def _layer_norm(at: RankLayer, *, scaled: bool) -> int:
+    """Return the saved bytes of a LayerNorm: its input, and mean and deviation of each row.
+
+    Autocast of accelerate computes it in fp32, and so do some models.
+
+    scaled : True if its output is saved for a product with the condition, which `Layer.elementwise`
+        counts in 16 bits.
+    """
+    element, tokens = at.element_bytes, at.sequence_parallel_tokens
+    autocast = at.run.runtime.states.keeper != "deepspeed"
+    each = 4 if autocast or at.layer.fp32_norms else element
+    each += each - element if scaled else 0
+    return tokens * (at.layer.hidden * each + 8)
 
 
 def _norm_of_stream(run: Run, tokens: int) -> int:
@@ -103,9 +122,16 @@ def parts_without_recompute(at: RankLayer) -> Parts:
     else:
         yield "norm output", _norm_outputs(at, "query", "key", "value")
         yield from _attention(at)
-    yield "mlp norm", _norm_of_layer(at)
-    yield "norm output", _norm_outputs(at, *_first_matrices(at))
-    behind = max(0, at.layer.norms - 2)
+    if at.layer.cross_tokens:
+        yield from _cross_attention(at)
+    if at.layer.norms > 1 or not at.run.model.has_patches:
+        # one norm of a model of images precedes attention and MLP in parallel
+        yield "mlp norm", _norm_of_layer(at)
+        yield "norm output", _norm_outputs(at, *_first_matrices(at))
+    if at.layer.elementwise:
+        size = at.sequence_parallel_tokens * at.layer.hidden * at.element_bytes
+        yield "condition", at.layer.elementwise * size
+    behind = max(0, at.layer.norms - 2 - (at.layer.cross_tokens > 0))
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
         yield "post-norms", behind * _norm_of_layer(at)
@@ -146,6 +172,20 @@ def _attention(at: RankLayer) -> Parts:
         yield "key", tokens * kept * attention.width * element
     values = heads if latent is not None or repeated else own_keys
     yield "value", tokens * values * attention.value_width * element
+    yield from _core(at)
+
+
+def _cross_attention(at: RankLayer) -> Parts:
+    """Yield (part, bytes) that cross-attention to the tokens of a condition saves, its norm too."""
+    attention, sequences = attention_of(at), at.run.strategy.micro_batch
+    others = sequences * at.layer.cross_tokens
+    yield "cross norm", _layer_norm(at, scaled=False)
+    yield "norm output", _norm_outputs(at, "query")
+    if attention.head_norms == "all":
+        for tokens, number in ((at.tokens, attention.heads), (others, attention.kv_heads)):
+            yield "head norms", _norm(at.run, tokens, number * attention.width)
+    yield "query", at.tokens * attention.query * at.element_bytes
+    yield "key and value", others * attention.key_value * at.element_bytes
     yield from _core(at)
 
 

@@ -156,6 +156,14 @@ def layer_kernels(
             yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
         if index < block.sums:
             yield element_part(machine, job, f"residual {index}", "residual", summed, elements)
+    if block.elementwise:
+        moved = elements * block.elementwise
+        yield element_part(machine, job, "condition", "layernorm", "residual", moved)
+    if block.extra:
+        # The vector of a sample, or a short text, passes these weights: they are read in each pass,
+        # and their gradients are written.
+        forward, backward = (elements_s(machine.kernels, block.extra, size) for size in (2.0, 4.0))
+        yield KernelTime("conditioning weights", "layernorm", "memory", forward, backward)
 
 
 def _attention_parts(
@@ -528,6 +536,8 @@ def embedding_times(
     """
     hidden = job.blocks[0].hidden
     n = job.tokens if tokens is None else tokens
+    if not job.vocab:
+        return ()
     rows = 0 if job.frozen else job.vocab / job.tp * hidden
     forward = embedding_s(machine.kernels, n, hidden)
     backward = embedding_s(
@@ -553,6 +563,9 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     """
     hidden = job.blocks[-1].hidden
     n = job.tokens if tokens is None else tokens
+    if not job.vocab:
+        # The output projection to a patch and its loss are less than a thousandth of the layers.
+        return (element_part(machine, job, "final norm", "layernorm", "norm", n * hidden),)
     columns = -(-job.vocab // (128 * job.tp)) * 128
     if job.vocab % 8 and job.tp == 1:
         columns = job.vocab  # engines do not pad on one rank; misaligned GEMMs are slow

@@ -17,7 +17,8 @@ HeadNorms = Literal["none", "head", "all"]
 """Norms of queries and keys: none, per head with shared weights (`head`), or over all heads
 together (`all`)."""
 Positions = Literal["learned", "rotary", "none"]
-Norm = Literal["layer", "rms"]
+Norm = Literal["layer", "rms", "plain"]
+"""LayerNorm, RMSNorm, or a LayerNorm without weights (`plain`)."""
 _Share = Annotated[float, number(0.0, 1.0)]
 _Factor = Annotated[float, number(0.0, 1e12)]
 
@@ -317,6 +318,16 @@ class Layer(Record):
     mlp: Mlp | Experts | None
     cross: bool = False
     """True for a decoder layer with cross-attention to the output of the preceding layer group."""
+    cross_tokens: Count = 0
+    """Tokens of a condition, such as text, that cross-attention reads; 0 without a condition."""
+    fp32_norms: bool = False
+    """True if norms compute and save fp32."""
+    elementwise: Few = 0
+    """Further elementwise operations that each save a tensor of the hidden size, such as products
+    with a condition (AdaLN-Zero, arXiv 2212.09748) or with trained weights (LayerScale)."""
+    extra: Count = 0
+    """Parameters without a GEMM over tokens, such as the modulation by a condition, and weights of
+    a second stream, which only tokens of text pass (arXiv 2403.03206)."""
     norm: Norm = "rms"
     norms: Few = 2
     """Number of norms over the hidden size: usually 2; 4 with norms also after attention and MLP; 1
@@ -340,7 +351,8 @@ class Layer(Record):
     @property
     def parts(self) -> int:
         """Number of mixers, MLP and cross-attention, each with a residual addition."""
-        return len(self.mixers) + (self.mlp is not None) + self.cross
+        crosses = self.cross or self.cross_tokens > 0
+        return len(self.mixers) + (self.mlp is not None) + crosses
 
     @property
     def experts(self) -> Experts | None:
@@ -360,8 +372,8 @@ class Layer(Record):
 
     @property
     def norm_vectors(self) -> int:
-        """Weight vectors per norm: 2 (scale and shift) for LayerNorm, 1 for RMSNorm."""
-        return 2 if self.norm == "layer" else 1
+        """Weight vectors per norm: 2 (scale and shift) for LayerNorm, 1 for RMSNorm, or none."""
+        return {"layer": 2, "rms": 1, "plain": 0}[self.norm]
 
 
 def is_reused(layer: Layer) -> bool:
@@ -385,8 +397,8 @@ class Model(Record, dict=True):
     layers: tuple[LayerGroup, ...]
     repeat: Positive = 1
     """Number of repetitions of the sequence of groups, for alternating layer types."""
-    vocab: Positive
-    """Vocabulary size without padding."""
+    vocab: Count
+    """Vocabulary size without padding; 0 for a model of images or videos, which has none."""
     vocab_divisor: Positive = 128
     """The vocabulary is padded to a multiple of this number times the tensor degree."""
     tied: bool = False
@@ -481,6 +493,11 @@ class Model(Record, dict=True):
         """Names of the mixers that Megatron-LM does not have; empty without such mixers."""
         kinds = dict.fromkeys(type(one.recurrent) for one in self.kinds if one.recurrent)
         return " and ".join(TORCH_MIXERS[kind] for kind in kinds if kind in TORCH_MIXERS)
+
+    @property
+    def has_patches(self) -> bool:
+        """True if tokens are patches of images or videos, so that there is no vocabulary."""
+        return not self.vocab
 
     @property
     def has_wide_norms(self) -> bool:
@@ -648,7 +665,8 @@ def refuse_unlike(model: Model) -> None:
         )
     for layer in model.kinds:
         attention = layer.attention
-        if layer.cross or (attention is not None and not attention.causal):
+        causal = attention is None or attention.causal or model.has_patches
+        if layer.cross or not causal:
             raise InputError(
                 f"model {model.name!r}: memory of Megatron-LM is counted for decoder-only models",
                 remedy="Remove --engine megatron",
@@ -657,7 +675,8 @@ def refuse_unlike(model: Model) -> None:
             raise InputError(
                 f"model {model.name!r}: uniform plans do not support layers with several mixers"
             )
-    for what, of in _ALIKE.items():
+    # torch layers, the only ones of such models, are priced one by one
+    for what, of in _ALIKE.items() if not model.has_patches else ():
         if len({of(layer) for layer in model.kinds} - {None}) > 1:
             raise InputError(
                 f"model {model.name!r}: layers differ in {what}, which uniform plans do not "

@@ -53,6 +53,10 @@ class Block(Record):
     cross_tokens: int | None = None
     """Tokens of the sequence that cross-attention reads, such as the encoder output; None without
     cross-attention."""
+    elementwise: int = 0
+    """Further elementwise operations per layer, as in `Layer`."""
+    extra: int = 0
+    """Parameters of a layer without a GEMM over tokens, as in `Layer`."""
     num_norms: int | None = None
     """Number of norms per layer; None for one before each part. It is 1 if parts run in parallel,
     and twice the number of parts with norms before and after each."""
@@ -97,6 +101,7 @@ class Job(Record):
     blocks: tuple[Block, ...]
     """Blocks in execution order."""
     vocab: int
+    """Rows of embedding and head; 0 for a model of images or videos."""
     seq: int
     micro_batch: int
     global_batch: int
@@ -280,7 +285,9 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
         recurrent=layer.recurrent,
         mlp=layer.mlp,
         biases=layer.biases,
-        cross_tokens=cross_tokens,
+        cross_tokens=cross_tokens or layer.cross_tokens or None,
+        elementwise=layer.elementwise,
+        extra=layer.extra,
         num_norms=None if layer.norms == layer.parts else layer.norms,
     )
 
@@ -310,7 +317,7 @@ def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
 def parameters(block: Block) -> tuple[float, float]:
     """Return (weights of the experts, all other weights) of one layer of a block."""
     h = block.hidden
-    dense = float(h * block.norms)
+    dense = float(h * block.norms + block.extra)
     experts = 0.0
     attention = block.attention
     if attention is not None:

@@ -162,6 +162,16 @@ class LayerSpec(Record, checked=True):
     """True if a projection of the input gates the output of attention."""
     indexer: _Indexer | None = None
     """Indexer that chooses the keys of latent attention; None for all keys."""
+    cross_tokens: _SizeOrZero = 0
+    """Tokens of a condition, such as text, that cross-attention reads; 0 without a condition."""
+    fp32_norms: bool = False
+    """True if norms compute and save fp32."""
+    elementwise: Annotated[int, whole_number(0, 64)] = 0
+    """Further elementwise operations of a layer that each save a tensor of the hidden size, such as
+    products with a condition (AdaLN-Zero) or with trained weights (LayerScale)."""
+    extra_parameters: _Parameters = 0
+    """Parameters of a layer without a GEMM over tokens, such as the modulation by a condition, and
+    weights of a second stream, which only tokens of text pass."""
 
 
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
@@ -177,7 +187,8 @@ class ModelSpec(Record, checked=True):
 
     name: _Text
     layers: _LayerList
-    vocab_size: _Size | None = None
+    vocab_size: _SizeOrZero | None = None
+    """Vocabulary size; 0 for a model of images or videos, which has none; None if unknown."""
     tied_embeddings: bool = False
     learned_positions: _SizeOrZero = 0
     """Rows of the learned position embedding; 0 for rotary or relative positions."""
@@ -372,7 +383,7 @@ def head_dim(layer: LayerSpec) -> int:
 
 def layer_norms(layer: LayerSpec) -> int:
     """Return the number of norms of the hidden size in one layer."""
-    usual = 1 if layer.parts != "both" else 3 if layer.cross_attention else 2
+    usual = 1 if layer.parts != "both" else 3 if crosses(layer) else 2
     return layer.num_norms or usual
 
 
@@ -384,6 +395,11 @@ def final_norm_parameters(layer: LayerSpec) -> int:
 def has_attention(layer: LayerSpec) -> bool:
     """Return True if a layer has attention, alone or in parallel with its other mixers."""
     return layer.parts != "mlp" and not (layer.mixers and layer.num_heads is None)
+
+
+def crosses(layer: LayerSpec) -> bool:
+    """Return True if a layer has cross-attention, to an encoder or to a condition."""
+    return layer.cross_attention or layer.cross_tokens > 0
 
 
 def sizes_known(layer: LayerSpec) -> bool:
@@ -399,8 +415,25 @@ def is_hybrid(spec: ModelSpec) -> bool:
     )
 
 
+def has_patches(spec: ModelSpec) -> bool:
+    """Return True if tokens are patches of images or videos, so that there is no vocabulary."""
+    return spec.vocab_size == 0
+
+
+def is_uniform(spec: ModelSpec) -> bool:
+    """Return True if a model has uniform plans alone, and no profiles of its layers."""
+    return is_hybrid(spec) or has_patches(spec)
+
+
 def refuse_hybrid(spec: ModelSpec, what: str, *, remedy: str = "Use another model") -> ModelSpec:
-    """Return the spec; raises InputError for a hybrid model, which `what` does not support."""
+    """Return the spec; raises InputError for a model with uniform plans alone.
+
+    what : tool that does not support such models.
+    """
+    if has_patches(spec):
+        raise InputError(
+            f"{what} has no models of images or videos such as {spec.name}", remedy=remedy
+        )
     if is_hybrid(spec):
         raise InputError(
             f"{what} has no layers of one part, no mixers other than attention, and no gated or "
@@ -421,7 +454,7 @@ def parameter_count(layer: LayerSpec) -> int:
     h = layer.hidden_size
     mixers = sum(one.parameter_count(h) for one in layer.mixers)
     if has_attention(layer):
-        mixers += (2 if layer.cross_attention else 1) * attention_weights(layer)
+        mixers += (2 if crosses(layer) else 1) * attention_weights(layer)
     mlp = 0
     if layer.parts != "mixer":
         if layer.ffn_hidden_size is None:
@@ -429,7 +462,7 @@ def parameter_count(layer: LayerSpec) -> int:
                 "the width of the MLP is unknown", remedy="Add --model with a model spec"
             )
         mlp = _expert_parameters(layer, layer.ffn_hidden_size)
-    return mixers + mlp + layer.norm_parameters_per_hidden * h
+    return mixers + mlp + layer.norm_parameters_per_hidden * h + layer.extra_parameters
 
 
 def _expert_parameters(layer: LayerSpec, width: int) -> int:

@@ -20,6 +20,7 @@ from autopar.run.architecture import (
     Mixer,
     Mlp,
     Model,
+    Norm,
     ShortConvolution,
     grouped,
     refuse_unlike,
@@ -32,6 +33,7 @@ from autopar.run.model import (
     MixerSpec,
     ModelSpec,
     has_attention,
+    has_patches,
     head_dim,
     layer_norms,
     sizes_known,
@@ -66,7 +68,8 @@ def model_of_spec(spec: ModelSpec) -> Model:
         )
     for layer in spec.layers:
         norms = layer_norms(layer)
-        if layer.norm_parameters_per_hidden not in (norms, 2 * norms):
+        known = (norms, 2 * norms, *((0,) if has_patches(spec) else ()))
+        if layer.norm_parameters_per_hidden not in known:
             raise InputError(
                 f"model {spec.name!r}: {layer.norm_parameters_per_hidden} norm parameters per "
                 f"hidden size in {norms} norms are neither RMSNorm nor LayerNorm"
@@ -162,6 +165,8 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         )
     mixers = [_mixer_of_spec(layer, one) for one in layer.mixers]
     norms = layer_norms(layer)
+    vectors = layer.norm_parameters_per_hidden // norms if norms else 0
+    kinds: tuple[Norm, ...] = ("plain", "rms", "layer")
     if has_attention(layer):
         mixers.insert(0, _attention_of_spec(spec, layer, window))
     own_length = layer.seq_length != spec.layers[-1].seq_length
@@ -170,8 +175,12 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         mixers=tuple(mixers),
         mlp=None if layer.ffn_hidden_size is None else _mlp_of_spec(layer, layer.ffn_hidden_size),
         cross=layer.cross_attention,
-        norm="rms" if layer.norm_parameters_per_hidden == norms else "layer",
+        norm=kinds[vectors],
         norms=norms,
+        cross_tokens=layer.cross_tokens,
+        fp32_norms=layer.fp32_norms,
+        elementwise=layer.elementwise,
+        extra=layer.extra_parameters,
         biases=layer.biases,
         seq_length=layer.seq_length if own_length else None,
     )

@@ -436,6 +436,12 @@ NO_TORCH_MIXERS = Rule(
     "Megatron-LM has no {torch_mixers}", "Use --engine accelerate or deepspeed",
     "megatron/core/models/hybrid/hybrid_layer_allocation.py (d98e8a64)",
 )  # fmt: skip
+NO_PATCHES = Rule(
+    "patches.engine", ("patches",), lambda patches: patches,
+    "models of images and videos are planned for scripts of transformers and diffusers alone",
+    "Use --engine accelerate or deepspeed",
+)  # fmt: skip
+"""Rule for engines whose models read the tokens of a vocabulary."""
 ANY = (HEADS, WHOLE_EXPERTS, *MIXERS)
 """Rules of every engine on sizes and degrees, for runs, candidates and layers of plans."""
 

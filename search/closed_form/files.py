@@ -35,6 +35,7 @@ from autopar.run.model import (
     LayerSpec,
     ModelSpec,
     embedding_parameter_counts,
+    has_patches,
     head_dim,
     padded_vocab_size,
     parameter_count,
@@ -256,7 +257,9 @@ def _written(value: object) -> str:
 
 def _only_layer(spec: ModelSpec) -> LayerSpec:
     first = spec.layers[0]
-    if any(layer.cross_attention for layer in spec.layers):
+    if has_patches(spec):
+        what = "has no vocabulary"
+    elif any(layer.cross_attention for layer in spec.layers):
         what = "is an encoder-decoder model"
     elif any(layer.num_experts for layer in spec.layers):
         what = "is a mixture of experts"

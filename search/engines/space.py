@@ -278,6 +278,7 @@ def layer_values(model: Model) -> dict[str, Any]:
         "wide_norms": model.has_wide_norms,
         "other_norms": model.has_other_norms,
         "extra_embedding": model.extra_embedding,
+        "patches": model.has_patches,
     }
 
 
@@ -286,9 +287,11 @@ def refuse_unsupported(rules: Sequence[Rule], run: Run) -> Run:
 
     rules : all rules of its engine; those on layers and adapters are evaluated.
     """
-    layers = {**layer_values(run.model), "tp": run.split.tp}
+    adapters, split = run.runtime.adapters, run.split
+    rank = 0 if adapters is None else adapters.rank
+    layers = {**layer_values(run.model), "tp": split.tp, "cp": split.cp, "lora_rank": rank}
     refuse([one for one in rules if {*one.over} & {*layer_values(run.model)}], layers)
-    adapters, split, experts = run.runtime.adapters, run.split, run.model.experts
+    experts = run.model.experts
     if adapters is None:
         return run
     words = {kind: word for word, kind in BASES.items()}
@@ -431,6 +434,9 @@ def torch_run(
 
     Raises RuleError for an illegal run.
     """
+    if job.model.has_patches:
+        # scripts of diffusers use the attention of PyTorch
+        kernels = replace(kernels, repeated_heads=True)
     run = Run(
         name=job.name,
         # Only Megatron-LM pads the vocabulary, to shard it over tensor ranks.
@@ -464,6 +470,14 @@ PLAIN_RULES = (
     Rule("transformers.adapters-mixers", ("lora_rank", "torch_mixers"),
          lambda rank, mixers: (rank > 0) * (mixers != ""),
          "adapters of models with {torch_mixers} are not priced"),
+    *(Rule(f"patches.{name}", ("patches", degree), lambda patches, number: patches * (number > 1),
+           f"{name} ranks of models of images and videos are not priced, got "
+           f"{degree}({{{degree}}})", f"Use --{degree} 1", level="unpriced")
+      for name, degree in (("tensor", "tp"), ("context", "cp"))),
+    Rule("patches.adapters", ("patches", "lora_rank"), lambda patches, rank: patches * (rank > 0),
+         "adapters of models of images and videos are not priced", level="unpriced"),
+    Rule("patches.fine-tuning", ("patches", "fine_tunes"), lambda patches, tunes: patches * tunes,
+         "TRL fine-tunes language models alone", "Remove --sft"),
     Rule("transformers.latent", ("latent",), lambda latent: latent,
          "activations of transformers with latent attention are not counted"),
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:

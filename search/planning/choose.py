@@ -96,7 +96,7 @@ def route_of(request: Request) -> SearchChoice:
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
         return _layered(request, f"--{others[0]} is an option of per-layer plans")
-    from autopar.run.model import is_hybrid
+    from autopar.run.model import is_uniform
     from autopar.run.of_plan import uniform_model
     from search.planning.uniform.answer import open_launches
 
@@ -106,8 +106,8 @@ def route_of(request: Request) -> SearchChoice:
     try:
         uniform_model(spec)
     except InputError as error:
-        if is_hybrid(spec):
-            # per-layer plans have no hybrid models either
+        if is_uniform(spec):
+            # per-layer plans have no such models either
             raise
         return _layered(request, error.short)
     question = open_launches(request)
@@ -121,7 +121,7 @@ def route_of(request: Request) -> SearchChoice:
             why = _unwritten(question, question.engines[0])
             return _layered(request, why)
         question = replace(question, engines=engines)
-    if engine in TRAINERS or is_hybrid(spec):
+    if engine in TRAINERS or is_uniform(spec):
         return SearchChoice(launches=question)
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
@@ -173,7 +173,7 @@ def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
 
 def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
     """Return the parts of a model that per-layer plans cannot parallelise."""
-    from autopar.run.model import is_hybrid
+    from autopar.run.model import is_uniform
 
     layers = spec.layers
     found = {
@@ -181,7 +181,7 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
         "latent attention": any(layer.latent is not None for layer in layers),
         "sliding-window attention": any(layer.window is not None for layer in layers),
         "MTP layers": spec.mtp_layers > 0,
-        "mixers": is_hybrid(spec),
+        "mixers": is_uniform(spec),
     }
     return tuple(what for what, there in found.items() if there)
 

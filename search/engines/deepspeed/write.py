@@ -18,7 +18,7 @@ from search.engines.differences import buckets_at
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface import trl
 from search.engines.huggingface.named_optimizers import is_adam_of_torch
-from search.engines.huggingface.transformers import model_for, script_words
+from search.engines.huggingface.transformers import image_notes, model_for, script_words
 from search.engines.words import shell_lines, torchrun
 
 VERSION = "0.19.8"
@@ -168,6 +168,7 @@ def _notes(run: Run) -> Iterator[str]:
         "with the same arguments"
     )
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
+    yield from image_notes(run)
     if run.split.tp > 1:
         yield (
             f"the global batch is {run.strategy.global_batch}: micro-batch times "

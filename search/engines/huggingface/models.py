@@ -15,7 +15,7 @@ from typing import Any
 
 from autopar.documents.catalog import model_names, repository_name, shipped_model
 from autopar.documents.json import load_object
-from autopar.documents.spec import load_spec
+from autopar.documents.spec import FORMAT, load_spec, parse_own
 from autopar.families.config import parse_hugging_face
 from autopar.records import Record, replace
 from autopar.run.architecture import (
@@ -28,7 +28,7 @@ from autopar.run.architecture import (
     grouped,
     without_window,
 )
-from autopar.run.model import ModelSpec
+from autopar.run.model import ModelSpec, has_patches
 from autopar.run.of_plan import uniform_model
 from search.engines.text import named_path
 
@@ -205,7 +205,8 @@ def _shipped(name: str) -> Model | None:
     if name not in model_names():
         return None
     spec = load_spec(name)
-    if any(layer.cross_attention or not layer.causal for layer in spec.layers):
+    reads_words = not has_patches(spec)
+    if reads_words and any(one.cross_attention or not one.causal for one in spec.layers):
         return None
     return _of_torch(spec)
 
@@ -214,11 +215,13 @@ _ANY_LENGTH = 1
 
 
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
-    """Return the model of a config.json of Hugging Face.
+    """Return the model of a config.json of Hugging Face, or of a model.json.
 
     Raises DocumentError for an unknown family. Raises InputError for a model whose layers differ in
     more than experts and attention windows.
     """
+    if config.get("format") == FORMAT:
+        return _of_torch(parse_own(path, config))
     # A run has its own sequence length, so the file need not contain one.
     return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from autopar.documents.catalog import find_model, model_names
 from autopar.documents.json import load_object
+from autopar.documents.spec import spec_document
 from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
 from autopar.run.architecture import LightningAttention, Model, Recurrent, ShortConvolution
@@ -54,6 +55,8 @@ def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -
     UnsupportedError for a model that no supported `config.json` describes.
     """
     name, model = place.model, run.model
+    if model.has_patches:
+        return _of_images(run, place, title)
     # Names of the hub contain an owner.
     if name is not None and "/" in name:
         found = published_model(name)
@@ -75,6 +78,17 @@ def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -
     return NamedModel(name=_FOLDER, files={f"{_FOLDER}/config.json": text})
 
 
+def _of_images(run: Run, place: ExportTarget, title: str) -> NamedModel:
+    """Return a model of images or videos, whose folder the user names: sizes do not define it."""
+    spec = spec_of(place, run.model)
+    if spec is None:
+        raise UnsupportedError(
+            f"{title} needs the description of {place.model or 'the model'}", remedy="Add --model"
+        )
+    asked = required("LOAD", f"set LOAD to the folder of {one_line(spec.name)}")
+    return NamedModel(name=asked, files={}, stand_in=json.dumps(spec_document(spec)))
+
+
 def _has_sinks(place: ExportTarget) -> bool:
     return place.spec is not None and any(one.attention_sinks for one in place.spec.layers)
 
@@ -91,6 +105,8 @@ def unwritable_model(model: Model, name: str | None) -> str:
     name : name of the model, with its owner on the Hugging Face hub, or of a shipped model; None:
         only its sizes are known.
     """
+    if model.has_patches:
+        return ""
     named = name is not None and "/" in name and published_model(name) is not None
     return "" if named or _repository_of(model, name) is not None else " and ".join(_others(model))
 
@@ -294,6 +310,16 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
     else:
         yield f"--max_steps {run.steps}"
     yield '${SAVE:+--output_dir "$SAVE"}'
+
+
+def image_notes(run: Run) -> Iterator[str]:
+    """Yield the note on the samples of a model of images or videos; nothing for other models."""
+    if run.model.has_patches:
+        yield (
+            f"--block_size is for autopar check: choose the resolution for {run.seq_length:,} "
+            "tokens (patches, and text where blocks attend to both); text encoders and the "
+            "autoencoder are not part of the plan"
+        )
 
 
 def trains_narrow_weights(run: Run) -> bool:

@@ -16,7 +16,12 @@ from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface import trl
-from search.engines.huggingface.transformers import model_for, script_words, trains_narrow_weights
+from search.engines.huggingface.transformers import (
+    image_notes,
+    model_for,
+    script_words,
+    trains_narrow_weights,
+)
 from search.engines.text import dump_yaml
 from search.engines.words import NODE_RANK, shell_lines
 
@@ -171,6 +176,12 @@ def _notes(run: Run) -> Iterator[str]:
         f"accelerator.accumulate counts {run.strategy.micro_batches} micro-batches a step"
     )
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
+    yield from image_notes(run)
+    if run.model.has_patches and run.split.zero:
+        yield (
+            "FSDP shards the blocks of _no_split_modules; a model without it (DiT) needs "
+            "fsdp_transformer_layer_cls_to_wrap: BasicTransformerBlock"
+        )
     if run.split.tp > 1:
         yield (
             "the model shards itself: from_pretrained(..., tp_plan='auto', "

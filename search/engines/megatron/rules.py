@@ -25,6 +25,7 @@ from autopar.run.rules import (
     HEADS,
     MIXER_FP8,
     NO_EXPERTS,
+    NO_PATCHES,
     NO_TORCH_MIXERS,
     SEQUENCE,
     SPARSE_PRECISION,
@@ -634,6 +635,7 @@ Sources: `peft/utils.py` and `training/setup.py`.
 """
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
+    NO_PATCHES,
     NO_TORCH_MIXERS,
     _rule("wide-norms", "wide_norms", lambda wide: wide,
           "no argument of Megatron-LM norms queries and keys over all heads"),

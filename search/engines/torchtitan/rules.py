@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autopar.run.rules import FFN, SEQUENCE, WHOLE_KEYS, Level, Rule
+from autopar.run.rules import FFN, NO_PATCHES, SEQUENCE, WHOLE_KEYS, Level, Rule
 
 LOSS_CHUNKS = 8
 """Default number of chunks of `ChunkedLossWrapper` of 0.3."""
@@ -55,6 +55,7 @@ MODEL = (
 """Rules on the sizes of a model and the parallel degrees."""
 _REPLICAS = "DDP excludes tensor, context and pipeline parallelism"
 SPACE = (
+    NO_PATCHES,
     *MODEL,
     FFN,
     _rule("ddp", "zero, tp, cp, pp", lambda zero, tp, cp, pp: (zero == 0) * (tp * cp * pp > 1),

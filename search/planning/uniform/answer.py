@@ -218,7 +218,7 @@ def open_launches(
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
     else:
-        batch = usual_batch(training, seq, world)
+        batch = usual_batch(training, seq, world, even=model.has_patches)
         about = f"{_SAMPLES} samples" if training.fine_tunes else "4 Mi tokens"
         batches = (batch,)
         assumed.append(
@@ -264,10 +264,14 @@ def open_launches(
     )
 
 
-def usual_batch(training: TrainingSettings, seq: int, world: int) -> int:
-    """Return the global batch of a training if none is given, a multiple of the GPUs."""
+def usual_batch(training: TrainingSettings, seq: int, world: int, *, even: bool = False) -> int:
+    """Return the global batch of a training if none is given, a multiple of the GPUs.
+
+    even : True for a power of two per GPU; the tokens of an image seldom divide those of a batch
+    """
     usual = _SAMPLES if training.fine_tunes else _TOKENS / seq
-    return world * max(1, round(usual / world))
+    each = max(1.0, usual / world)
+    return world * (1 << round(math.log2(each)) if even else round(each))
 
 
 def _fixed(request: Request) -> Constraints:

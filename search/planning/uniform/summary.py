@@ -227,6 +227,13 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
     return (*kinds, *limits, *engine.left_out)
 
 
+PATCHES = (
+    "tokens are patches, and text where blocks attend to both; text encoders "
+    "and autoencoder (VAE) are not in the plan"
+)
+"""Tokens of models of images and videos, and the models around them, which are not planned."""
+
+
 def price_of(assessment: Assessment, target: Target) -> Price:
     """Return step time, interval and memory of an assessment as a record for reports."""
     run, step, runs = assessment.run, assessment.step, assessment.runs
@@ -239,6 +246,8 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         estimate = "datasheets" if runs.experts else "datasheet estimate"
         links = "links of a measured site" if target.site_known else estimate
         basis = [f"{links}; interval from {runs.basis}"]
+        if run.model.has_patches:
+            basis.append(PATCHES)
         low, high = map(format_seconds, assessment.interval_s)
         what = "MoE" if runs.experts else "dense"
         interval = (

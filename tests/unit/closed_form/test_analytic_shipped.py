@@ -42,6 +42,7 @@ OTHER_BLOCKS = {
          "qwen3-30b-a3b", "qwen3-next-80b", "nemotron-3-nano", "nemotron-3-super"),
         "mixture of experts",
     ),
+    **dict.fromkeys(("flux.1-dev", "vit-l", "wan2.1-14b"), "no vocabulary"),
     "gemma-3-27b": "sliding-window attention",
     "t5-3b": "encoder-decoder",
     "t5-large": "encoder-decoder",

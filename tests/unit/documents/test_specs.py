@@ -68,6 +68,10 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    # counted by diffusers 0.42 and transformers 5.24; published: 12, 14 and 0.304 billion
+    "flux.1-dev": 11_901_408_320,
+    "wan2.1-14b": 14_288_491_584,
+    "vit-l": 304_326_632,
     "qwen3-next-80b": 79_674_391_296,  # as its checkpoint has, without MTP
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,

@@ -129,7 +129,7 @@ def test_stages_cut_blocks_in_order() -> None:
         ({"dp": -1, "pp": -1}, "pp(-1)"),
         ({"micro_batch": 0}, "micro_batch"),
         ({"global_batch": 0}, "global_batch"),
-        ({"vocab": 0}, "vocab(0)"),
+        ({"vocab": -1}, "vocab(-1)"),
         ({"seq": -4096}, "seq(-4096)"),
         ({"vpp": 0}, "vpp(0)"),
         ({"micro_batch": 3}, "global batch(8) % (micro batch(3) * dp(1)) = 2 != 0"),
