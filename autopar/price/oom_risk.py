@@ -164,7 +164,7 @@ def few_runs(model: Model) -> str:
     if model.torch_mixers:
         return f"none with {model.torch_mixers}"
     if model.has_patches:
-        return "none of image or video models"
+        return "none of images"
     if model.first_delta is not None:
         return "few with gated delta nets"
     return "none tuned with sparse attention" if model.first_sparse is not None else ""

@@ -227,11 +227,8 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
     return (*kinds, *limits, *engine.left_out)
 
 
-PATCHES = (
-    "tokens are patches, and text where blocks attend to both; text encoders "
-    "and autoencoder (VAE) are not in the plan"
-)
-"""Tokens of models of images and videos, and the models around them, which are not planned."""
+PATCHES = "tokens: patches, and text of joint blocks; no text encoder, no VAE"
+"""Tokens of models of images and videos, and models around them that are not part of a plan."""
 
 
 def price_of(assessment: Assessment, target: Target) -> Price:

@@ -30,12 +30,15 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.run.strategy import even_chunks
 from autopar.training.throughput import model_flop
+from search.commands import search as search_command
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.space import EngineContext, run_of
 from search.engines.table import engine_space
 from search.planning.uniform.infeasibility import violated_rule
+from search.planning.uniform.summary import PATCHES
+from search.show.summary import SCREEN_HEIGHT, SCREEN_WIDTH
 
 PUBLISHED = json.loads(
     (Path(__file__).parents[2] / "data" / "image_models.json").read_text(encoding="utf-8")
@@ -323,6 +326,27 @@ def test_the_answer_is_the_best_of_all_plans() -> None:
                     times.append(found.step.total_s)
     assert len(times) > 40
     assert answer["launch"]["samples_per_s"] == pytest.approx(512 / min(times), rel=1e-6)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["flux.1-dev", "wan2.1-14b", "vit-l"])
+def test_the_first_screen_says_what_tokens_are(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", name, "--hardware", "h100:1x8", "--global-batch-size", "512"]
+    assert search_command.run(words) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len(lines) <= SCREEN_HEIGHT, shown
+    assert max(map(len, lines)) <= SCREEN_WIDTH, shown
+    assert PATCHES in shown
+    assert f"{load_spec(name).layers[0].seq_length:,} tokens" in lines[0]
+
+
+def test_a_batch_without_option_is_a_power_of_two_per_gpu() -> None:
+    """4 Mi tokens are 21,288 images, which micro-batches above 1 do not divide over 8 GPUs."""
+    answer = autopar.search("vit-l", hardware="h100:1x8", engine="deepspeed")
+    assert any(text.startswith("--global-batch-size 16384") for text in answer["assumed"])
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
