@@ -418,6 +418,8 @@ _OTHER_NAMES = {
     "qwen3next80ba3bthinking": "qwen3-next-80b",
     "qwq32b": "qwen2.5-32b",
     "tinyllama11bv10": "tinyllama-1.1b",
+    "vitlargepatch16224": "vit-l",
+    "wan21t2v14bdiffusers": "wan2.1-14b",
 }
 """Shipped model by repository name, in the form of `_letters`."""
 

@@ -150,6 +150,9 @@ def test_a_file_of_that_name_is_itself(folder: Path) -> None:
         ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("llama-7b", "llama-7b"),
+        ("black-forest-labs/FLUX.1-dev", "flux.1-dev"),
+        ("Wan-AI/Wan2.1-T2V-14B-Diffusers", "wan2.1-14b"),
+        ("google/vit-large-patch16-224", "vit-l"),
     ],
 )
 def test_a_model_has_the_names_that_people_type(typed: str, shipped: str) -> None:
