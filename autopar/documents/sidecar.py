@@ -424,6 +424,11 @@ _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Fields of later releases, omitted from a digest if they have their default value."""
 
 
+_LATER_OF_MODELS = (
+    *("mtp_layers", "interleaved", "order", "mtp_order", "no_positions", "layer_classes"),
+)
+
+
 def describe_model(spec: ModelSpec) -> str:
     """Return name and digest of a model for a measuring run, such as `llama2-7b (1a2b3c4d)`.
 
@@ -433,7 +438,7 @@ def describe_model(spec: ModelSpec) -> str:
     # Neither the name nor the base of rotary positions changes the measurement.
     for key in ("name", "rotary_base", "rotary_scaling_factor", "yarn_positions"):
         fields.pop(key)
-    for key in ("mtp_layers", "interleaved", "order", "mtp_order", "no_positions"):
+    for key in _LATER_OF_MODELS:
         # Files older than these fields do not contain them.
         if not fields[key]:
             fields.pop(key)

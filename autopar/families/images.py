@@ -35,6 +35,10 @@ def _embedder(inputs: int, hidden: int) -> int:
 class _Patches(Config):
     """Model of bidirectional attention over patches, with biases and MLPs of two matrices."""
 
+    classes: ClassVar[tuple[str, ...]] = ()
+    """Classes of the layers in the library. DiT names none itself, and the vision towers of SigLIP
+    and CLIP also name those of text, which FSDP then misses (accelerate 1.15, fsdp_utils.py)."""
+
     vocab_size: WholeOrZero = 0
     max_position_embeddings: Whole | None = None
     """Tokens of a sample if given by the user; files have none."""
@@ -69,6 +73,7 @@ class _Patches(Config):
             make_vocab_size_divisible_by=1,
             extra_embedding_parameters=first,
             extra_head_parameters=last,
+            layer_classes=self.classes,
         )
 
     def refuse(self, path: Path, key: str, reason: str) -> None:
@@ -82,6 +87,8 @@ class _Patches(Config):
 
 
 class _Vit(_Patches):
+    classes: ClassVar = ("ViTLayer",)
+
     hidden_size: Whole = 768
     num_hidden_layers: Layers = 12
     num_attention_heads: Whole = 12
@@ -142,6 +149,8 @@ class _Vit(_Patches):
 
 
 class _Dinov2(_Vit):
+    classes: ClassVar = ("Dinov2Layer",)
+
     image_size: Whole = 224
     patch_size: Whole = 14
     mlp_ratio: Whole = 4
@@ -174,11 +183,15 @@ class _Dinov2(_Vit):
 
 
 class _Dinov2WithRegisters(_Dinov2):
+    classes: ClassVar = ("Dinov2WithRegistersLayer",)
+
     patch_size: Whole = 16
     num_register_tokens: WholeOrZero = 4
 
 
 class _Siglip(_Vit):
+    classes: ClassVar = ("SiglipEncoderLayer",)
+
     vision_use_head: Switch = True
 
     class_tokens: ClassVar[int] = 0
@@ -192,6 +205,8 @@ class _Siglip(_Vit):
 
 
 class _Clip(_Vit):
+    classes: ClassVar = ("CLIPEncoderLayer",)
+
     patch_size: Whole = 32
     hidden_act: Any = "quick_gelu"
 
@@ -259,6 +274,8 @@ class _Diffusion(_Patches):
 
 
 class _Dit(_Diffusion):
+    classes: ClassVar = ("BasicTransformerBlock",)
+
     num_attention_heads: Whole = 16
     attention_head_dim: Whole = 72
     num_layers: Layers = 28
@@ -286,6 +303,8 @@ class _Dit(_Diffusion):
 
 
 class _Flux(_Diffusion):
+    classes: ClassVar = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+
     num_attention_heads: Whole = 24
     attention_head_dim: Whole = 128
     num_layers: Layers = 19
@@ -318,6 +337,8 @@ class _Flux(_Diffusion):
 
 
 class _Sd3(_Diffusion):
+    classes: ClassVar = ("JointTransformerBlock",)
+
     num_attention_heads: Whole = 18
     attention_head_dim: Whole = 64
     num_layers: Layers = 18
@@ -350,6 +371,8 @@ class _Sd3(_Diffusion):
 
 
 class _QwenImage(_Diffusion):
+    classes: ClassVar = ("QwenImageTransformerBlock",)
+
     num_attention_heads: Whole = 24
     attention_head_dim: Whole = 128
     num_layers: Layers = 60
@@ -371,6 +394,8 @@ class _QwenImage(_Diffusion):
 
 
 class _Wan(_Diffusion):
+    classes: ClassVar = ("WanTransformerBlock",)
+
     num_attention_heads: Whole = 40
     attention_head_dim: Whole = 128
     num_layers: Layers = 40

@@ -286,7 +286,8 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
         mlp=layer.mlp,
         biases=layer.biases,
         cross_tokens=cross_tokens or layer.cross_tokens or None,
-        elementwise=layer.elementwise,
+        # operations in fp32 move twice the bytes
+        elementwise=layer.elementwise * (2 if layer.fp32_norms else 1),
         extra=layer.extra,
         num_norms=None if layer.norms == layer.parts else layer.norms,
     )

@@ -218,6 +218,9 @@ class ModelSpec(Record, checked=True):
     `layers`."""
     mtp_order: tuple[_SizeOrZero, ...] = ()
     """Layer types of one MTP layer; empty for the type of the last layer."""
+    layer_classes: tuple[_Text, ...] = ()
+    """Classes of the layers in transformers or diffusers, which FSDP wraps; empty for those that
+    the model names itself."""
 
     @property
     def num_layers(self) -> int:

@@ -143,6 +143,9 @@ def _own(run: Run, place: ExportTarget) -> _Section:
             "fsdp_offload_params": run.runtime.optimizer.offload_weights,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+        if place.spec is not None and place.spec.layer_classes:
+            classes = ",".join(place.spec.layer_classes)
+            document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = classes
     if sharded or split.tp > 1:
         # In PyTorch "alltoall" selects ring attention, which passes keys and values around.
         ring = {"cp_backend": "torch", "cp_comm_strategy": "alltoall"} if split.cp > 1 else {}
@@ -177,11 +180,6 @@ def _notes(run: Run) -> Iterator[str]:
     )
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
     yield from image_notes(run)
-    if run.model.has_patches and run.split.zero:
-        yield (
-            "FSDP shards the blocks of _no_split_modules; a model without it (DiT) needs "
-            "fsdp_transformer_layer_cls_to_wrap: BasicTransformerBlock"
-        )
     if run.split.tp > 1:
         yield (
             "the model shards itself: from_pretrained(..., tp_plan='auto', "

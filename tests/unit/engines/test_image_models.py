@@ -360,6 +360,9 @@ def test_an_export_is_read_back_as_the_plan(name: str, engine: str) -> None:
     # the folder of the model is the user's: no file of a model without its other sizes
     assert not [one for one in found.files if one.endswith("config.json")]
     assert "${LOAD:?" in found.launch
+    if engine == "accelerate":
+        wrapped = f'fsdp_transformer_layer_cls_to_wrap: "{",".join(spec.layer_classes)}"'
+        assert wrapped in found.files["autopar_accelerate.yaml"]
 
 
 @pytest.mark.parametrize(
