@@ -130,18 +130,14 @@ class _Vit(_Patches):
 
     def behind(self) -> int:
         """Return the parameters of the classifier, or of the pooler of a model without one."""
-        if self.classifies:
-            return _linear(self.hidden_size, self.labels)
-        return _linear(self.hidden_size, self.hidden_size)
+        return self.classifier(self.hidden_size) or _linear(self.hidden_size, self.hidden_size)
 
-    @property
-    def classifies(self) -> bool:
-        return "ForImageClassification" in str(self.architectures)
-
-    @property
-    def labels(self) -> int:
+    def classifier(self, inputs: int) -> int:
+        """Return the parameters of the classifier of a vector; 0 for a model without one."""
+        if "ForImageClassification" not in str(self.architectures):
+            return 0
         # transformers assumes two classes
-        return len(self.id2label) if isinstance(self.id2label, dict) else 2
+        return _linear(inputs, len(self.id2label) if isinstance(self.id2label, dict) else 2)
 
     def changed(self, layer: LayerSpec) -> LayerSpec:
         """Return a usual layer with the parts of the family."""
@@ -163,7 +159,7 @@ class _Dinov2(_Vit):
         return _Vit.before(self) + others
 
     def behind(self) -> int:
-        return _linear(2 * self.hidden_size, self.labels) if self.classifies else 0
+        return self.classifier(2 * self.hidden_size)
 
     def changed(self, layer: LayerSpec) -> LayerSpec:
         width, gated = self.mlp_ratio * self.hidden_size, self.use_swiglu_ffn
@@ -215,7 +211,7 @@ class _Clip(_Vit):
         return _Vit.before(self) + self.hidden_size
 
     def behind(self) -> int:
-        return _linear(self.hidden_size, self.labels) if self.classifies else 0
+        return self.classifier(self.hidden_size)
 
     def changed(self, layer: LayerSpec) -> LayerSpec:
         # quick_gelu also saves the sigmoid of its input

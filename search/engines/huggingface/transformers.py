@@ -56,6 +56,8 @@ def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -
     """
     name, model = place.model, run.model
     if model.has_patches:
+        if hub:
+            raise UnsupportedError(f"{title} trains language models, not those of images or videos")
         return _of_images(run, place, title)
     # Names of the hub contain an owner.
     if name is not None and "/" in name:

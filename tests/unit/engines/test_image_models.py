@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import autopar
 from autopar.documents.spec import load_spec
-from autopar.errors import AutoparError, DocumentError
+from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.families.config import parse_hugging_face
 from autopar.price.assessment import Target, assess
 from autopar.price.job import job_of_run
@@ -363,6 +363,14 @@ def test_an_export_is_read_back_as_the_plan(name: str, engine: str) -> None:
     if engine == "accelerate":
         wrapped = f'fsdp_transformer_layer_cls_to_wrap: "{",".join(spec.layer_classes)}"'
         assert wrapped in found.files["autopar_accelerate.yaml"]
+
+
+@pytest.mark.parametrize("engine", ["llamafactory", "axolotl", "megatron"])
+def test_exports_to_trainers_of_language_models_are_refused(engine: str) -> None:
+    spec = load_spec("flux.1-dev")
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, spec=spec)
+    with pytest.raises(InputError):
+        written(run_in("deepspeed", spec), engine=engine, place=place)
 
 
 @pytest.mark.parametrize(
