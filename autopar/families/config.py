@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import read_record
-from autopar.errors import DocumentError, InputError, nearest
+from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.families.base import Config
 from autopar.families.consistency import checked_model
 from autopar.families.decoders import DECODERS
@@ -79,7 +79,11 @@ def parse_hugging_face(
                 remedy="Use model_type mixtral, or describe the model in a model.json",
             )
     text = _complete(data, text, seq_length)
-    spec = read_record(kind, path, text).spec(path, _name_of(path, data) + part)
+    try:
+        spec = read_record(kind, path, text).spec(path, _name_of(path, data) + part)
+    except OptionError as error:
+        # sizes of image models are products and quotients of keys
+        raise DocumentError(path, error.short) from error
     return checked_model(path, spec)
 
 

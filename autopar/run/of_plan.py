@@ -165,8 +165,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         )
     mixers = [_mixer_of_spec(layer, one) for one in layer.mixers]
     norms = layer_norms(layer)
-    vectors = layer.norm_parameters_per_hidden // norms if norms else 0
-    kinds: tuple[Norm, ...] = ("plain", "rms", "layer")
+    kinds: dict[int, Norm] = {0: "plain", norms: "rms"}
     if has_attention(layer):
         mixers.insert(0, _attention_of_spec(spec, layer, window))
     own_length = layer.seq_length != spec.layers[-1].seq_length
@@ -175,7 +174,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         mixers=tuple(mixers),
         mlp=None if layer.ffn_hidden_size is None else _mlp_of_spec(layer, layer.ffn_hidden_size),
         cross=layer.cross_attention,
-        norm=kinds[vectors],
+        norm=kinds.get(layer.norm_parameters_per_hidden, "layer"),
         norms=norms,
         cross_tokens=layer.cross_tokens,
         fp32_norms=layer.fp32_norms,

@@ -7,8 +7,15 @@ from hypothesis import given, strategies as st
 
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
+from autopar.records import replace
 from autopar.run.architecture import LayerGroup, grouped
-from autopar.run.of_plan import model_of_spec, run_of_plan, uniform_model, uniform_plan
+from autopar.run.of_plan import (
+    layers_of_spec,
+    model_of_spec,
+    run_of_plan,
+    uniform_model,
+    uniform_plan,
+)
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.run.run import run_with_split
 
@@ -150,3 +157,14 @@ def test_only_experts_have_an_expert_tensor_degree(name: str, kept: int | None) 
     )
     run = run_of_plan(plan, spec, engine="megatron", gpu="h100-80gb")
     assert {layer.etp for layer in uniform_plan(run_with_split(run, etp=1)).layers} == {kept}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "norm"), [(0, "plain"), (2, "rms"), (4, "layer"), (1, "layer"), (7, "layer")]
+)
+def test_norms_of_layers_that_no_uniform_plan_has(parameters: int, norm: str) -> None:
+    """Planners of layers take any number of norm parameters, which measured files may have."""
+    spec = load_spec("llama3-8b")
+    (layer,) = spec.layers
+    changed = replace(spec, layers=(replace(layer, norm_parameters_per_hidden=parameters),))
+    assert {one.norm for one in layers_of_spec(changed)} == {norm}
