@@ -43,6 +43,8 @@ TUNED = (*MODELS, "llama3-8b", "qwen3-8b", "qwen3-32b", "qwen2.5-72b", "mistral-
 """Models of questions about adapters."""
 TUNERS = ("megatron", "megatron", "deepspeed", "accelerate", "accelerate", "any", "torchtitan")
 """Engines of questions about adapters."""
+PROGRAMS = ("", "llamafactory", "axolotl", "ms-swift")
+"""Programs that receive the answers of accelerate and DeepSpeed, with adapters; empty: TRL."""
 BASES = ("", "", "nf4", "nf4", "int8")
 """Precisions of frozen weights to draw from; empty: 16 bits, without the option."""
 SAME = 1e-9
@@ -99,9 +101,15 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
         yield "no answer", str(found.get("status", "refused"))
         return
     predicted = found["launch"]["predicted"]
-    yield "answered", found["launch"]["engine"]
+    engine = found["launch"]["engine"]
+    yield "answered", engine
+    drawn_one = random.Random(str(asked)).choice(PROGRAMS)
+    program = drawn_one if "lora" in asked and engine in ("accelerate", "deepspeed") else ""
+    if program:
+        yield "given to another program", program
     try:
-        export = ask("export", str(plan), out=str(files), force=True).to_dict()
+        to = {"to": program} if program else {}
+        export = ask("export", str(plan), out=str(files), force=True, **to).to_dict()
     except AutoparError as error:
         yield "not exported", str(error)
         return
@@ -120,6 +128,11 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
     if illegal:
         yield "finding", json.dumps(illegal)
     step = again.get("step_time_s")
+    if program:
+        # it holds all logits, at the price that the export reports
+        if step is None:
+            yield "no verdict", json.dumps(again["findings"])[:300]
+        return
     if step is None or abs(step / predicted["step_time_s"] - 1.0) > SAME:
         yield "another time", f"{predicted['step_time_s']} as searched, {step} as checked"
     # a search lists the first of equal stages, which has the largest peak of them
@@ -174,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # one contradiction per question, for any number of better launches
         kinds.update({kind for kind, _ in ends})
         for kind, what in ends:
-            if kind not in ("answered", "no answer"):
+            if kind not in ("answered", "no answer", "given to another program"):
                 words = " ".join(f"--{key} {value}" for key, value in question.items())
                 print(f"{asked.seed + number}: {kind}: {what[:400]}\n    {words}", flush=True)
     print(", ".join(f"{kind} {number}" for kind, number in kinds.most_common()))

@@ -361,6 +361,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
     from search.engines.huggingface import rules as huggingface
     from search.engines.megatron import rules as megatron
     from search.engines.torchtitan import rules as torchtitan
+    from search.engines.tuners import rules as tuners
     from search.planning.uniform import infeasibility
 
     tables = {
@@ -383,6 +384,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
         ),
         "DeepSpeed": (*deepspeed.FILE, *deepspeed.SPACE, *space.CONFIGURED),
         "accelerate": (*huggingface.FILE, *huggingface.SPACE),
+        "Tuners": tuners.FILE,
     }  # fmt: skip
     seen: set[str] = set()
     found = {}

@@ -124,6 +124,17 @@ ENGINES: tuple[Engine, ...] = (
         as_run=function_of("huggingface.transformers.as_trainer"),
         asks_for_batch=True,
     ),
+    Engine(
+        name="ms-swift",
+        title="ms-swift",
+        forms="YAML",
+        owns=function_of("tuners.check.owns_swift"),
+        read=function_of("tuners.check.read_swift"),
+        write=function_of("tuners.swift.write"),
+        starts=("accelerate", "deepspeed"),
+        as_run=function_of("huggingface.transformers.as_trainer"),
+        asks_for_batch=True,
+    ),
     _layered("paddlenlp", "PaddleNLP"),
 )
 """All engines, preferred first among equally fast plans."""
@@ -250,7 +261,9 @@ def engine_of(source: Configuration) -> Engine:
         problem = _problem_of_script(source.path) if source.command is not None else None
         if problem is not None:
             raise DocumentError(source.path, problem)
-        known = [f"{one.title} ({one.forms})" for one in readers]
+        known = [
+            one.title if one.forms == "YAML" else f"{one.title} ({one.forms})" for one in readers
+        ]
         kind = kind_of(source.document) if isinstance(source.document, dict) else None
         is_own = kind is not None and "autopar-" in kind
         raise DocumentError(

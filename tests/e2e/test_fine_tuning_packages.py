@@ -15,6 +15,7 @@ import yaml
 from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
+from search.engines.huggingface.named_optimizers import word_of
 from search.engines.table import as_trained
 from tests.e2e.test_export_packages import has, loaded
 from tests.run_cases import some, torch_runs
@@ -122,3 +123,43 @@ def test_axolotl_has_the_keys(tmp_path: Path) -> None:
         document = yaml.safe_load((folder / "axolotl.yaml").read_text())
         assert {*document} - known == set()
         assert {*document.get("fsdp_config", {})} - {*keys["FSDPConfig"]} == set()
+
+
+@pytest.mark.skipif(not has("ms_swift", "4.6.0"), reason="needs ms-swift 4.6.0")
+def test_ms_swift_takes_its_configuration(tmp_path: Path) -> None:
+    """Its parser knows every key of swift.yaml, and trains with the settings of the run."""
+    drawn = torch_runs(keeper="accelerate", trl=True) | torch_runs(keeper="deepspeed", trl=True)
+    runs = [
+        as_trained("ms-swift", run)
+        for run in some(drawn, 60)
+        if run.split.cp * run.split.replicas == 1
+    ]
+    folders = folders_of(runs, "ms-swift", tmp_path)
+
+    results: Any = loaded("load_swift.py", [str(folder) for folder in folders], tmp_path)
+
+    for run, result in zip(runs, results, strict=True):
+        adapters, strategy = run.runtime.adapters, run.strategy
+        assert result["data"] == ["data"]
+        assert result["length"] == run.seq_length
+        # it refuses packing without flash attention
+        assert result["packing"] is result["attention"].startswith("flash")
+        assert result["attention"] == (
+            "sdpa" if run.kernels.repeated_heads else "flash_attention_2"
+        )
+        assert result["micro_batch"] == strategy.micro_batch
+        assert result["accumulation"] == strategy.micro_batches
+        assert result["optim"] == word_of(run.runtime.optimizer)
+        assert result["kind"] == ("full" if adapters is None else "lora")
+        assert not (result["bf16"] and result["fp16"])
+        sharded = run.runtime.states.keeper == "accelerate" and run.split.zero > 0
+        assert result["checkpointing"] is (strategy.recomputed.kind == "full" and not sharded)
+        assert (result["fsdp"] is not None) is sharded
+        if sharded:
+            assert result["fsdp"]["reshard_after_forward"] is (run.split.zero == 3)
+            assert result["fsdp"]["fsdp_version"] == 2
+        if adapters is not None:
+            assert result["rank"] == adapters.rank
+            assert result["four_bits"] is (adapters.base == "nf4")
+            modules = {"query": 1, "value": 1, "projection": 1, "fc1": 2, "fc2": 1}
+            assert len(result["targets"]) == sum(modules[one] for one in adapters.targets)

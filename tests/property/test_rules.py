@@ -42,6 +42,7 @@ from search.engines.huggingface import rules as huggingface
 from search.engines.megatron import rules as megatron, setting
 from search.engines.megatron.names import concern_of
 from search.engines.torchtitan import rules as torchtitan
+from search.engines.tuners import rules as tuners
 from search.planning.uniform import infeasibility
 from tests.oracles.rules import broken_ids
 from tests.runs import decoder, run_of
@@ -171,6 +172,7 @@ TABLES: dict[str, tuple[Rule, ...]] = {
     "deepspeed search": deepspeed.SPACE,
     "accelerate": huggingface.FILE,
     "accelerate search": huggingface.SPACE,
+    "tuners": tuners.FILE,
 }
 
 

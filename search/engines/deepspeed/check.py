@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from search.engines.huggingface.script import (
     ScriptOptions,
     batching_of,
     classified,
+    known_program,
     program_of,
     program_of_document,
     reads_yaml,
@@ -54,6 +56,7 @@ from search.engines.text import (
     named_text,
     read_configuration,
 )
+from search.engines.tuners.swift_arguments import FSDP_PRESET, deepspeed_preset, fsdp_section
 
 
 def stack_of(run: Run | None) -> str:
@@ -99,34 +102,57 @@ def owns(source: Configuration) -> bool:
 def all_flags(source: Configuration) -> Flags:
     """Return the arguments of a script by flag, with those of its YAML file, which count less.
 
-    The file is that of `--config`, as TRL reads it, or the first argument of LLaMA-Factory and
-    axolotl, where `KEY=VALUE` overrides it. A document of such a program has only arguments.
+    The file is that of `--config`, as TRL reads it, or the first argument of LLaMA-Factory, axolotl
+    and ms-swift, where `KEY=VALUE` overrides it. A document of such a program has only arguments.
 
     Raises DocumentError if the YAML file cannot be read.
     """
     if source.command is None:
         known = program_of_document(source.document)
-        return written_flags(source.document) if known else {}
+        return _sharded(source, known, written_flags(source.document)) if known else {}
     flags, path = dict(source.flags or {}), yaml_file(source)
+    program = source.command.program
     if path is None:
-        return flags
+        return _sharded(source, program, flags)
     flags.pop("config", None)
     given = (word.partition("=") for word in source.command.arguments)
     over = {key.replace("_", "-"): (value,) for key, equals, value in given if equals}
     over = {key: words for key, words in over.items() if not key.startswith("-")}
-    return {**written_flags(read_configuration(path).document), **over, **flags}
+    found = {**written_flags(read_configuration(path).document), **over, **flags}
+    return _sharded(source, program, found)
+
+
+def _sharded(source: Configuration, program: str, flags: Flags) -> Flags:
+    """Return arguments with the two FSDP arguments of axolotl for the file of ms-swift's `--fsdp`.
+
+    Raises DocumentError if the file cannot be read.
+    """
+    given = " ".join(flags.get("fsdp", ()))
+    if known_program(program) != "ms-swift" or given in ("", "None", "null"):
+        return flags
+    document = None
+    if given != FSDP_PRESET:
+        path, text = named_text(given, source.path.parent, source.written)
+        document = load_object(path, text=text).data
+    section = fsdp_section(document)
+    version = str(section.pop("version"))
+    rest = {flag: words for flag, words in flags.items() if flag != "fsdp"}
+    return {**rest, "fsdp-version": (version,), "fsdp-config": (json.dumps(section),)}
 
 
 def yaml_file(source: Configuration) -> Path | None:
-    """Return the YAML file with the arguments of a script; None if there is none."""
+    """Return the file in YAML or JSON with the arguments of a script; None if there is none."""
     command = source.command
     if command is None:
         return None
     names = [*(source.flags or {}).get("config", ())[:1]]
     if reads_yaml(command.program):
-        names += [word for word in command.arguments if word.lower().endswith((".yaml", ".yml"))]
+        first = [word for word in command.arguments[:1] if word.lower().endswith(".json")]
+        words = command.arguments
+        names += first or [word for word in words if word.lower().endswith((".yaml", ".yml"))]
     path = _beside(source, "".join(names[:1]))
-    return path if path is not None and path.suffix.lower() in (".yaml", ".yml") else None
+    kinds = (".yaml", ".yml", ".json")
+    return path if path is not None and path.suffix.lower() in kinds else None
 
 
 def script_flags(source: Configuration) -> Flags:
@@ -346,6 +372,7 @@ class ScriptedFile(Record):
                 program=self.program,
                 declared=self.declared.flags,
                 prepared=self.declared.prepared,
+                world_size=self.world_size,
             ),
             beside=self.path.parent,
             source=str(self.path),
@@ -390,9 +417,12 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     named = configuration_flag(source)
     document: Mapping[str, Any] = source.document
     notes = [*source.notes]
+    preset = deepspeed_preset(" ".join(flags.get("deepspeed", ())))
     if named is not None:
         path, text = named_text(named, source.path.parent, source.written, notes)
         document = load_object(path, text=text).data
+    elif preset is not None:
+        document = preset
     elif source.command is not None or program_of_document(document):
         raise _without_file(source)
     own = source.world_size

@@ -52,7 +52,7 @@ from search.engines.huggingface.script import (
     Flags,
     ScriptOptions,
     ScriptWords,
-    is_axolotl,
+    known_program,
     takes_factory_words,
     translated,
 )
@@ -212,7 +212,7 @@ def script_of(
     Raises UnpricedError if the model is missing or unknown, if the sequence length is missing, for
     eager attention, or for unsupported LoRA targets.
     """
-    meant = translated(flags, asked.program)
+    meant = translated(flags, asked.program, asked.world_size)
     words = ScriptWords(words=meant.flags, asked={"deepspeed", "deepspeed-config"})
     # Arguments that an option replaces count as looked up.
     named, own_batch = words.text(*MODELS), words.number("per-device-train-batch-size")
@@ -268,9 +268,10 @@ def script_of(
         steps=words.number("max-steps"),
         adapters=adapters,
         narrow=weights_are_narrow(words),
-        # LLaMA-Factory and axolotl leave them in fp32
+        # PEFT makes them in fp32, and other programs than TRL leave them so
         narrow_adapters=has_narrow_adapters(adapters)
-        and not (takes_factory_words(flags, asked.program) or is_axolotl(asked.program)),
+        and known_program(asked.program) in ("", "trl")
+        and not takes_factory_words(flags, asked.program),
         kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,
         notes=meant.taken,

@@ -43,6 +43,7 @@ from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.huggingface.script import (
     MODELS,
     batching_of,
+    known_program,
     program_of_document,
     sets_batch,
 )
@@ -68,16 +69,17 @@ _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forwa
 def _starter(source: Configuration) -> str | None:
     """Return the launcher of a script, `accelerate` or `torchrun`; None for another or none.
 
-    A document of a program that fine-tunes is started by torchrun.
+    A document of a program that fine-tunes is started by torchrun, as its command does itself.
     """
     if program_of_document(source.document):
         return "torchrun"
-    words = source.command.before if source.command is not None else ()
-    names = {Path(word).name for word in words}
+    if source.command is None:
+        return None
+    names = {Path(word).name for word in source.command.before}
     if "accelerate" in names:
         return "accelerate"
     ranks = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
-    return "torchrun" if names & ranks else None
+    return "torchrun" if names & ranks or known_program(source.command.program) else None
 
 
 def _file_flag(source: Configuration) -> str | None:

@@ -3,8 +3,8 @@
 `search.engines.huggingface.script` reads the arguments that are priced.
 
 Sources of the names: `TrainingArguments` and `Seq2SeqTrainingArguments` of transformers 4.20 to
-5.24, its example scripts, `SFTConfig`, `ModelConfig` and `ScriptArguments` of TRL 1.16, the
-hyperparameters of LLaMA-Factory 0.9.5, the schemas of axolotl 0.19, FastChat and qlora.py.
+5.24, its example scripts, `SFTConfig`, `ModelConfig` and `ScriptArguments` of TRL 1.16. Others are
+those of LLaMA-Factory 0.9.5, axolotl 0.19, ms-swift 4.6, FastChat and qlora.py.
 """
 
 from __future__ import annotations
@@ -125,6 +125,24 @@ _HARMLESS: Mapping[str, str] = {
         tokenizer_use_mistral_common tokenizer_save_jinja_files is_falcon_derived_model
         is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
     """,
+    "ms-swift": """
+        acc_strategy add_non_thinking_prefix add_version agent_template bnb_4bit_use_double_quant
+        cached_dataset cached_val_dataset check_model columns create_checkpoint_symlink
+        custom_dataset_info dataset_shuffle disable_auto_column_mapping disable_ignore_empty_think
+        download_mode ds3_gather_for_generation early_stop_interval enable_npu_model_patch
+        eval_dataset_args eval_generation_config eval_limit eval_metric extra_eval_args
+
+        init_weights interleave_prob is_binary_loss_scale lazy_tokenize load_args load_data_args
+        load_from_cache_file local_repo_path lorap_lr_ratio max_epochs max_model_len max_pixels
+        max_shard_size model_author norm_bbox packing_num_proc resume_only_model
+
+        safe_serialization shuffle_buffer_size split_dataset_ratio stop_words stopping_strategy
+        stream swanlab_exp_name swanlab_email_language system template_backend
+        train_dataloader_shuffle truncation_strategy use_chat_template use_flash_ckpt use_hf
+        eval_use_evalscope response_prefix use_logits_to_keep val_dataset val_dataset_shuffle
+
+        vit_gradient_checkpointing problem_type
+    """,
 }
 """Arguments that change neither memory nor time, by topic.
 
@@ -201,6 +219,37 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "ref_model": Unpriced(_COPIES),
     "reward_model": Unpriced(_COPIES),
     "config": Unpriced("the arguments in it are not read"),
+    "tuner_type": Unpriced("weights are trained in another way", off=("full", "lora")),
+    "tuner_backend": Unpriced("kernels of Unsloth", off=("peft",)),
+    "use_swift_lora": Unpriced("adapters of another kind"),
+    "lora_dtype": Unpriced("adapters of this type", off=("float32", "none", "null", "")),
+    "adapters": Unpriced("adapters of another run"),
+    "target_regex": Unpriced("adapters of modules of these names"),
+    "target_parameters": Unpriced("adapters of experts"),
+    "freeze_parameters": Unpriced("weights are trained in part"),
+    "freeze_parameters_regex": Unpriced("weights are trained in part"),
+    "freeze_parameters_ratio": Unpriced("weights are trained in part"),
+    "trainable_parameters": Unpriced("weights are trained in part"),
+    "trainable_parameters_regex": Unpriced("weights are trained in part"),
+    "freeze_llm": Unpriced("weights are trained in part"),
+    "lisa_activated_layers": Unpriced("weights are trained in part"),
+    "loss_scale": Unpriced(
+        "tokens are weighed one by one", off=("default", "last_round", "all", "ignore_empty_think",
+                                              "default+ignore_empty_think")
+    ),
+    "enable_dft_loss": Unpriced("a loss of another kind"),
+    "enable_channel_loss": Unpriced("a loss of another kind"),
+    "task_type": Unpriced("a head of another kind", off=("causal_lm", "causallm")),
+    "num_labels": Unpriced("a head of another kind"),
+    "new_special_tokens": Unpriced("the vocabulary is resized"),
+    "experts_impl": Unpriced("another kernel of experts"),
+    "sequence_parallel_size": Unpriced("sequences are split over ranks", off=("1", "")),
+    "callbacks": Unpriced("code of other files"),
+    "external_plugins": Unpriced("code of other files"),
+    "custom_register_path": Unpriced("code of other files"),
+    "zero_hpz_partition_size": Unpriced("weights are sharded in a node"),
+    "deepspeed_autotp_size": Unpriced("tensor ranks", off=("1", "none", "null", "")),
+    "use_ray": Unpriced("ranks of Ray"),
 }  # fmt: skip
 """Arguments that change memory or time and have no price, by name."""
 VARIABLES = r"(ACCELERATE|FSDP|PARALLELISM_CONFIG)_\w+"

@@ -17,9 +17,9 @@ from search.engines.huggingface.named_optimizers import WORDS, of_flat_tensors, 
 from search.engines.huggingface.script import (
     Flags,
     ScriptWords,
-    is_axolotl,
     is_trainer,
     is_trl,
+    known_program,
     takes_factory_words,
 )
 from search.engines.keys import whole
@@ -149,7 +149,7 @@ def default_type(flags: Flags, program: str) -> tuple[str, str]:
     Both are empty if the script names a type or is a program with its own default. transformers 5
     takes the type of the checkpoint, release 4 fp32 (`from_pretrained` of modeling_utils.py).
     """
-    own = is_trl(program) or is_axolotl(program) or takes_factory_words(flags, program)
+    own = known_program(program) != "" or takes_factory_words(flags, program)
     named = not {"dtype", "torch-dtype", "full-finetune"}.isdisjoint(flags)
     if not flags or own or named or program.endswith("qlora.py"):
         return "", ""

@@ -23,6 +23,7 @@ from search.engines.arguments import Ignored, Unpriced
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
 from search.engines.keys import whole
 from search.engines.text import flags_of_document
+from search.engines.tuners.swift_arguments import renamed
 
 Flags = Mapping[str, tuple[str, ...]]
 """Words by flag, without leading hyphens and with `-` for `_`."""
@@ -60,6 +61,8 @@ class ScriptOptions(Record):
     """Flags that the program declares itself."""
     prepared: bool = False
     """True if the program calls `prepare_model_for_kbit_training` of PEFT."""
+    world_size: int = 1
+    """Number of GPUs."""
 
 
 NO_OPTIONS = ScriptOptions()
@@ -196,25 +199,30 @@ _ALIASES: Mapping[str, str] = {
 """Argument of a script's own parser -> argument of transformers or TRL that it always means."""
 _SUMS = (("max-source-length", "max-target-length"), ("source-max-len", "target-max-len"))
 """Lengths of prompt and answer, which are one sequence of a decoder."""
-_FACTORY = re.compile(
-    r"(.*/)?(train_bash\.py|llamafactory-cli|lmf)|llamafactory\.launcher|(.*/)?src/train\.py"
-)
-_TRL = re.compile(r"(.*/)?trl|trl\.scripts\.sft|(.*/)?trl/scripts/sft\.py")
+_PROGRAMS: Mapping[str, re.Pattern[str]] = {
+    "llamafactory": re.compile(
+        r"(.*/)?(train_bash\.py|llamafactory-cli|lmf)|llamafactory\.launcher|(.*/)?src/train\.py"
+    ),
+    "trl": re.compile(r"(.*/)?trl|trl\.scripts\.sft|(.*/)?trl/scripts/sft\.py"),
+    "axolotl": re.compile(r"axolotl(\.cli\.train)?"),
+    "ms-swift": re.compile(r"(.*/)?swift|swift\.cli\.(sft|pt)|(.*/)?swift/cli/(sft|pt)\.py"),
+}
+"""Pattern of the path, module or command of each program with known defaults."""
+
+
+def known_program(program: str) -> str:
+    """Return the name of a program with known defaults, by path, module or command; or empty."""
+    return next((name for name, one in _PROGRAMS.items() if one.fullmatch(program)), "")
 
 
 def is_trl(program: str) -> bool:
     """Return True for the script of supervised fine-tuning in TRL, by path, module or command."""
-    return _TRL.fullmatch(program) is not None
+    return known_program(program) == "trl"
 
 
 def is_factory(program: str) -> bool:
     """Return True for the program of LLaMA-Factory, by path, module or command."""
-    return _FACTORY.fullmatch(program) is not None
-
-
-def is_axolotl(program: str) -> bool:
-    """Return True for the program of axolotl, by module or command."""
-    return program in ("axolotl", "axolotl.cli.train")
+    return known_program(program) == "llamafactory"
 
 
 _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
@@ -227,6 +235,10 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     ),
     "axolotl": tuple(
         frozenset({"base_model", key}) for key in ("datasets", "sequence_len", "adapter")
+    ),
+    "swift": tuple(
+        frozenset({"model", key})
+        for key in ("tuner_type", "train_type", "torch_dtype", "attn_impl", "quant_bits", "dataset")
     ),
 }
 """Sets of keys of a YAML file by program; a file with all keys of a set is of the program."""
@@ -241,7 +253,7 @@ def program_of_document(document: Mapping[str, Any]) -> str:
 
 def reads_yaml(program: str) -> bool:
     """Return True if the first argument of a program is a YAML file with all arguments."""
-    return is_factory(program) or is_axolotl(program)
+    return known_program(program) in ("llamafactory", "axolotl", "ms-swift")
 
 
 def written_flags(document: Mapping[str, Any]) -> Flags:
@@ -258,8 +270,7 @@ def written_flags(document: Mapping[str, Any]) -> Flags:
 
 def sets_batch(flags: Flags, program: str) -> bool:
     """Return True if the micro-batch is known: given, or the default of a program."""
-    known = is_trl(program) or is_factory(program) or is_axolotl(program)
-    return known or "per-device-train-batch-size" in flags
+    return known_program(program) != "" or "per-device-train-batch-size" in flags
 
 
 def takes_factory_words(flags: Flags, program: str) -> bool:
@@ -276,18 +287,22 @@ _TRAINER = frozenset(
 
 def is_trainer(flags: Flags, program: str) -> bool:
     """Return True for a script of Hugging Face's Trainer, False for a loop and if it is unknown."""
-    known = is_trl(program) or is_axolotl(program) or takes_factory_words(flags, program)
+    known = known_program(program) != "" or takes_factory_words(flags, program)
     return known or not _TRAINER.isdisjoint(flags)
 
 
-def translated(flags: Flags, program: str) -> Translated:
-    """Return arguments with aliases replaced, and with the defaults of LLaMA-Factory and qlora.py.
+def translated(flags: Flags, program: str, world_size: int = 1) -> Translated:
+    """Return arguments with aliases replaced, and with the defaults of known programs.
 
-    program : path of the script or name of the module; empty if there is none.
+    program : path of the script or name of the module; empty if there is none. world_size : number
+    of GPUs.
     """
     found, taken = dict(flags), list[str]()
-    if is_axolotl(program):
+    if known_program(program) == "axolotl":
         found = _of_axolotl(found)
+    elif known_program(program) == "ms-swift":
+        own = renamed(found, world_size)
+        found, taken = dict(own.flags), [*own.taken]
 
     def take(name: str, meant: str, words: tuple[str, ...]) -> None:
         given = " ".join([f"--{name.replace('-', '_')}", *found.pop(name)])
@@ -466,15 +481,17 @@ qlora.py, `group_texts` of transformers' `run_clm.py`, and `pad_to_multiple_of=8
 def batching_of(flags: Flags, program: str) -> KnownBatching | None:
     """Return how a script makes micro-batches of its samples; None if that is not known.
 
-    TRL packs by best fit, LLaMA-Factory by a knapsack; only flash attention stays within samples.
+    TRL and ms-swift pack by best fit, LLaMA-Factory by a knapsack; only flash attention stays
+    within samples.
 
     flags : arguments of the script, not translated.
     program : path of the script or name of the module; empty without a script.
     """
-    kernel = " ".join((*flags.get("attn-implementation", ()), *flags.get("flash-attn", ())))
+    names = ("attn-implementation", "flash-attn", "attn-impl")
+    kernel = " ".join(word for name in names for word in flags.get(name, ()))
     flash = "flash" in kernel or kernel in ("fa2", "fa3")
     factory = takes_factory_words(flags, program)
-    padded = factory or is_trl(program)
+    padded = factory or known_program(program) in ("trl", "ms-swift")
     usual = "longest" if padded else _BATCHES.get(program.rpartition("/")[2])
     multiple = 8 if factory else 1
     given = " ".join(flags.get("pad-to-multiple-of", ()))
@@ -483,8 +500,11 @@ def batching_of(flags: Flags, program: str) -> KnownBatching | None:
     if factory and _given(flags, "neat-packing"):
         return KnownBatching("packed" if flash else "packed-full")
     if _given(flags, "packing"):
-        if " ".join(flags.get("packing-strategy", ())).lower() == "wrapped":
+        strategy = " ".join(flags.get("packing-strategy", ())).lower()
+        if strategy == "wrapped":
             return KnownBatching("wrapped")
+        if strategy == "sequential":
+            return None
         return KnownBatching("packed" if flash and not factory else "packed-full")
     if _given(flags, "padding-free"):
         return KnownBatching("padding-free") if flash else None

@@ -687,9 +687,8 @@ _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
 def _world(command: Command, environment: Mapping[str, str]) -> int | None:
     """Return the number of processes of a launch command; None if unknown.
 
-    torchrun starts nodes times processes per node, `deepspeed` nodes times GPUs, and accelerate
-    the processes of `--num_processes`; without them, srun and mpirun start the tasks of their
-    options or, for srun, of the job.
+    torchrun starts nodes times processes per node, `deepspeed` nodes times GPUs, accelerate those
+    of `--num_processes`; without them, srun and mpirun start tasks of their options or the job.
 
     environment : variables of the job, as Slurm sets them.
     """
@@ -710,8 +709,9 @@ def _world(command: Command, environment: Mapping[str, str]) -> int | None:
             return _included(chosen[0])
         # `--exclude` and `--hostfile` leave GPUs of hosts that only the machine knows.
         counts = [flags.get("num-nodes", ("1",))[:1], flags.get("num-gpus", ())[:1]]
-    elif command.program in ("llamafactory-cli", "lmf"):
-        counts = [(own.get("NNODES", "1"),), (own.get("NPROC_PER_NODE", ""),)]
+    elif command.program in ("llamafactory-cli", "lmf", "swift"):
+        each = "1" if command.program == "swift" else ""
+        counts = [(own.get("NNODES", "1"),), (own.get("NPROC_PER_NODE", each),)]
     elif "accelerate" in names:
         counts = [flags.get("num-processes", ())[:1]]
     else:

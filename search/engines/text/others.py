@@ -40,8 +40,9 @@ ENGINES: tuple[_Other, ...] = (
                          "deepspeed-activation-checkpointing", "pp-partition-method",
                          "abort-on-unmet-fused-kernel-constraints"}),
     ),
-    _Other("ms-swift", r"(\S*/)?swift\s+(sft|pt|rlhf|infer|deploy|eval|export|rollout|sample)\b"
-           r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b|swift[/.](megatron[/.])?cli\b.*"),
+    _Other("ms-swift", r"(\S*/)?swift\s+(rlhf|infer|deploy|eval|export|rollout|sample)\b"
+           r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b"
+           r"|swift[/.](megatron[/.]cli\b|cli[/.](?!(sft|pt)\b)).*"),
     _Other("OpenRLHF", r"openrlhf\.cli\b.*"),
     _Other("verl", r"verl\.(trainer|experimental|model_merger)\b.*|recipe\.\w+\.main_\w+",
            keys=_keys("actor_rollout_ref", "trainer algorithm data")),

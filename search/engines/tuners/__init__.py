@@ -1,1 +1,1 @@
-"""LLaMA-Factory and axolotl: YAML for fine-tuning runs of accelerate and DeepSpeed."""
+"""LLaMA-Factory, axolotl and ms-swift: fine-tuning runs of accelerate and DeepSpeed."""

@@ -21,7 +21,7 @@ from search.engines.huggingface.transformers import (
     trains_narrow_weights,
 )
 from search.engines.text import dump_yaml
-from search.engines.tuners.check import named_model, needed
+from search.engines.tuners.check import named_model, needed, refuse_replicas
 from search.engines.words import required, shell_lines, torchrun
 
 VERSION = "0.19.0"
@@ -49,10 +49,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
             "axolotl trains replicas, and no shards, with states in 16 bits",
             remedy="Search with --zero 2, or with --pure-bf16 --zero 0",
         )
-    if run.split.replicas > 1:
-        raise UnsupportedError(
-            "exports for axolotl have no HSDP replicas", remedy="Search with --dp-replicate 1"
-        )
+    refuse_replicas(run, _TITLE)
     if plugged_in:
         files[deepspeed.FILE] = deepspeed.of_trainer(run)
     head = f"# For axolotl {VERSION}, written by autopar-export: pip install axolotl=={VERSION}"

@@ -1,4 +1,4 @@
-"""Readers of YAML files and commands of LLaMA-Factory 0.9.5 and axolotl 0.19, and their limits.
+"""Readers of files and commands of LLaMA-Factory 0.9.5, axolotl 0.19 and ms-swift 4.6.
 
 Their arguments are those of Hugging Face's Trainer, partly by other names, which
 `search.engines.huggingface.script` translates.
@@ -6,20 +6,29 @@ Their arguments are those of Hugging Face's Trainer, partly by other names, whic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from autopar.errors import DocumentError, UnsupportedError
-from autopar.records import replace
+from autopar.records import replace, shorten
+from autopar.run.rules import broken
 from autopar.run.run import Run
 from search.engines.deepspeed import check as deepspeed
 from search.engines.deepspeed.write import refuse_splits
 from search.engines.exporter_types import ExportTarget, refuse_others
 from search.engines.huggingface import check as huggingface
 from search.engines.huggingface.named_optimizers import needs_bitsandbytes
-from search.engines.huggingface.script import is_axolotl, is_factory, program_of_document
+from search.engines.huggingface.script import (
+    Flags,
+    is_factory,
+    known_program,
+    program_of_document,
+)
 from search.engines.huggingface.transformers import NamedModel, model_for
 from search.engines.reader import CheckedFile, CheckOptions
 from search.engines.text import Configuration
+from search.engines.tuners.rules import FILE
+from search.engines.words import NODE_RANK
 
 
 def _program(source: Configuration) -> str:
@@ -38,7 +47,12 @@ def owns_llamafactory(source: Configuration) -> bool:
 
 def owns_axolotl(source: Configuration) -> bool:
     """Return True for arguments of axolotl in YAML, and for a command that passes them."""
-    return is_axolotl(_program(source))
+    return known_program(_program(source)) == "axolotl"
+
+
+def owns_swift(source: Configuration) -> bool:
+    """Return True for arguments of ms-swift in YAML, and for a command that passes them."""
+    return known_program(_program(source)) == "ms-swift"
 
 
 def read_llamafactory(source: Configuration, asked: CheckOptions) -> CheckedFile:
@@ -49,6 +63,30 @@ def read_llamafactory(source: Configuration, asked: CheckOptions) -> CheckedFile
 def read_axolotl(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a file describes, with the findings about it; raises DocumentError."""
     return _read(source, asked, "axolotl")
+
+
+def read_swift(source: Configuration, asked: CheckOptions) -> CheckedFile:
+    """Return the run that a file describes, with the findings about it; raises DocumentError."""
+    cards = source.environment.get("CUDA_VISIBLE_DEVICES", "")
+    ranks = {"NPROC_PER_NODE", "NNODES"} & source.environment.keys()
+    if "," in cards and source.world_size == 1 and not ranks:
+        # `device_map` of transformers places the layers (`swift/utils/torch_utils.py`)
+        raise DocumentError(
+            source.path,
+            f"one process has the GPUs {shorten(cards)}, whose layers take turns and have no price",
+            remedy="Set NPROC_PER_NODE to their number",
+        )
+    found = _read(source, asked, "ms-swift")
+    flags = deepspeed.script_flags(source)
+    kernel = " ".join(flags.get("attn-impl", ("sdpa",)))
+    packs = [name for name in ("packing", "padding-free") if _is_on(flags, name)]
+    packs = [name for name in packs if not kernel.startswith("flash")]
+    illegal = broken(FILE, {"packing": "".join(packs[:1]).replace("-", "_"), "kernel": kernel})
+    return replace(found, findings=(*illegal, *found.findings)) if illegal else found
+
+
+def _is_on(flags: Flags, name: str) -> bool:
+    return name in flags and " ".join(flags[name]).lower() in ("", "true", "1", "yes")
 
 
 def _read(source: Configuration, asked: CheckOptions, title: str) -> CheckedFile:
@@ -74,6 +112,22 @@ def named_model(run: Run, place: ExportTarget, title: str) -> NamedModel:
             remedy="Search a plan with --tp 1 --cp 1",
         )
     return model_for(run, place, title, hub=True)
+
+
+def refuse_replicas(run: Run, title: str) -> None:
+    """Raise UnsupportedError for a run with HSDP replicas, which transformers cannot set up."""
+    if run.split.replicas > 1:
+        raise UnsupportedError(
+            f"exports for {title} have no HSDP replicas", remedy="Search with --dp-replicate 1"
+        )
+
+
+def rank_variables(place: ExportTarget) -> Iterator[str]:
+    """Yield the variables with which LLaMA-Factory and ms-swift start their ranks."""
+    if place.num_nodes > 1:
+        yield f'NODE_RANK={NODE_RANK} MASTER_ADDR="${{MASTER_ADDR:?set it to the first node}}"'
+        yield 'MASTER_PORT="${MASTER_PORT:-29500}"'
+    yield f"NNODES={place.num_nodes} NPROC_PER_NODE={place.gpus_per_node}"
 
 
 def needed(run: Run) -> str:

@@ -22,8 +22,8 @@ from search.engines.huggingface.transformers import (
 )
 from search.engines.huggingface.trl import DATA
 from search.engines.text import dump_yaml
-from search.engines.tuners.check import named_model, needed
-from search.engines.words import NODE_RANK, shell_lines
+from search.engines.tuners.check import named_model, needed, rank_variables
+from search.engines.words import shell_lines
 
 VERSION = "0.9.5"
 FILE = "train.yaml"
@@ -52,12 +52,14 @@ def write(run: Run, place: ExportTarget) -> Draft:
         files[accelerate.FILE] = accelerate.configuration(run, place)
     document = {**_document(run, model, checkpoints=not sharded), **more, "output_dir": "output"}
     text = f"{_HEAD}{needed(run)}\n{dump_yaml(document)}"
-    started = accelerate.launch_words(place) if sharded else _command(place)
-    program = ["-m llamafactory.launcher"] if sharded else []
+    # LLaMA-Factory starts the ranks of other runs itself.
+    started = [*rank_variables(place), "FORCE_TORCHRUN=1 llamafactory-cli train"]
+    if sharded:
+        started = [*accelerate.launch_words(place), "-m llamafactory.launcher"]
     return Draft(
         version=VERSION,
         files={**files, FILE: text, **model.files},
-        launch=shell_lines([*started, *program, *_words(run, model)]),
+        launch=shell_lines([*started, *_words(run, model)]),
         notes=tuple(_notes(run, model)),
     )
 
@@ -102,15 +104,6 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
     if run.steps is not None:
         found["max_steps"] = run.steps
     return found
-
-
-def _command(place: ExportTarget) -> Iterator[str]:
-    """Yield the launcher of LLaMA-Factory, with the variables that set its ranks."""
-    if place.num_nodes > 1:
-        yield f'NODE_RANK={NODE_RANK} MASTER_ADDR="${{MASTER_ADDR:?set it to the first node}}"'
-        yield 'MASTER_PORT="${MASTER_PORT:-29500}"'
-    yield f"FORCE_TORCHRUN=1 NNODES={place.num_nodes} NPROC_PER_NODE={place.gpus_per_node}"
-    yield "llamafactory-cli train"
 
 
 def _words(run: Run, model: NamedModel) -> Iterator[str]:
