@@ -603,7 +603,8 @@ def torch_runs(
                 wide_gradients=one(None, True, *(() if kind == "fp32" else (False,)))
                 if keeper == "deepspeed"
                 else None,
-                each_micro_batch=number == 1 or (keeper == "deepspeed" and zero >= 2),
+                each_micro_batch=number == 1
+                or (zero >= 2 if keeper == "deepspeed" else zero >= 2 and yes()),
                 buckets=buckets if keeper == "deepspeed" else BUCKETS,
             ),
             kernels=Kernels(

@@ -48,6 +48,14 @@ class Run(Record, dict=True):
         return self.runtime.kernels
 
     @property
+    def syncs_each_batch(self) -> bool:
+        """True if accelerate shards gradients and reduces them after each of several
+        micro-batches."""
+        states = self.runtime.states
+        several = self.strategy.micro_batches > 1 and self.split.zero > 0
+        return several and states.keeper == "accelerate" and states.each_micro_batch
+
+    @property
     def tokens(self) -> int:
         """Tokens per micro-batch on one context rank of the first layer."""
         return self.strategy.micro_batch * self.seq_length // self.split.cp
@@ -154,6 +162,18 @@ class RankLayer(Record, dict=True, eq=False):
             return self
         split = replace(self.split, recompute=recompute)
         return RankLayer(run=self.run, layer=self.layer, split=split, offloaded=self.offloaded)
+
+
+def run_with_micro_batch(run: Run, size: int, *, synced: bool) -> Run:
+    """Return a run with another micro-batch.
+
+    size : sequences. synced : value of `syncs_each_batch`, if accelerate shards gradients.
+    """
+    states, strategy = run.runtime.states, replace(run.strategy, micro_batch=size)
+    if states.keeper in ("accelerate", "ddp"):
+        each = strategy.micro_batches == 1 or (synced and run.split.zero > 0)
+        states = replace(states, each_micro_batch=each)
+    return replace(run, strategy=strategy, runtime=replace(run.runtime, states=states))
 
 
 def run_with_split(run: Run, **fields: Any) -> Run:

@@ -16,7 +16,7 @@ from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.price.assessment import Assessment, Target, Timing, assess, timing_of
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
-from autopar.run.run import Run, legal, run_with_split
+from autopar.run.run import Run, legal, run_with_micro_batch, run_with_split
 from autopar.run.strategy import Recomputation, recomputing, with_split, with_stages
 from search.engines.changes import (
     MOVES,
@@ -125,7 +125,7 @@ def _experts(run: Run) -> Iterator[_Offer]:
 def _micro_batch(run: Run) -> Iterator[_Offer]:
     for size in _SIZES[:4]:
         if size != run.strategy.micro_batch:
-            yield partial(replace, run, strategy=replace(run.strategy, micro_batch=size))
+            yield partial(run_with_micro_batch, run, size, synced=run.syncs_each_batch)
 
 
 def _recompute(run: Run) -> Iterator[_Offer]:
@@ -146,6 +146,9 @@ def _optimizer(run: Run) -> Iterator[_Offer]:
         for stage in (1, 2, 3) if run.runtime.states.keeper == "deepspeed" else ():
             if stage != zero:
                 yield partial(run_with_split, run, zero=stage)
+        if run.runtime.states.keeper == "accelerate" and zero and strategy.micro_batches > 1:
+            size = strategy.micro_batch
+            yield partial(run_with_micro_batch, run, size, synced=not run.syncs_each_batch)
         return
     if zero == 0 and strategy.dp * run.split.cp > 1:
         yield partial(run_with_split, run, zero=1)
@@ -288,6 +291,7 @@ def _key(run: Run) -> tuple[object, ...]:
         strategy.layers,
         strategy.stages,
         strategy.micro_batch,
+        run.syncs_each_batch,
         overlap.tensor,
         overlap.gradients,
     )

@@ -333,7 +333,6 @@ def _sampled(
     A search compares plans with full rows, packed or not, so the alternatives are priced with the
     samples, too.
     """
-    from search.planning.uniform.summary import words_of
     from search.questions.lengths import with_lengths
     from search.show.lengths import length_rows, lengths_entry
 
@@ -353,7 +352,7 @@ def _sampled(
         rates.append(own.real_tokens_per_s if fits else 0.0)
     gain = max(rates) / rates[0] - 1.0
     if gain > _LEAST_GAIN:
-        words = words_of(found.question, [first, *others][rates.index(max(rates))])
+        words = [first, *others][rates.index(max(rates))].line
         rows.append(("Faster with them", f"{words}: {gain * 100:.1f} % more real tokens/s"))
     return rows, lengths_entry(answer)
 

@@ -198,8 +198,8 @@ def _variants() -> tuple[EngineSpace, ...]:
 
 
 def spaces() -> tuple[EngineSpace, ...]:
-    """Return the spaces of engines with one set of degrees, without compiled variants."""
-    return tuple(one for one in _variants() if not one.compiled)
+    """Return the spaces of engines with one set of degrees, of each its first variant."""
+    return tuple({one.name: one for one in reversed(_variants())}.values())[::-1]
 
 
 def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:

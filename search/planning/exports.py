@@ -21,7 +21,7 @@ from autopar.errors import DocumentError, InputError, OptionError, UnsupportedEr
 from autopar.price.assessment import Assessment, Target, assess
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
-from autopar.run.run import Run
+from autopar.run.run import Run, run_with_micro_batch
 from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_probability, format_seconds
@@ -183,11 +183,16 @@ def launch_export(stored: StoredRun, engine: str, release: str | None = None) ->
         assessment = after
     if as_trained(engine, run) != run:
         before = assessment
-        run, assessment = _trained(stored, run, engine, target)
+        planned = run
+        run, assessment = _trained(run, engine, target)
         changes = (_change(before, assessment, own.title),)
-        micro, was = run.strategy.micro_batch, stored.run.strategy.micro_batch
-        if micro != was:
-            changes = (*changes, f"micro-batch {micro} instead of {was}, which does not fit")
+        micro, was = run.strategy.micro_batch, planned.strategy.micro_batch
+        synced = ", sync_each_batch" if run.syncs_each_batch > planned.syncs_each_batch else ""
+        if micro != was or synced:
+            changes = (
+                *changes,
+                f"micro-batch {micro}{synced} instead of {was}, which does not fit",
+            )
         price = {
             "before": _timed(before, target),
             "after": _timed(assessment, target),
@@ -228,22 +233,30 @@ def _of_release(release: EngineRelease | None) -> tuple[str, ...]:
     return (release.note,) if release is not None and release.note else ()
 
 
-def _trained(stored: StoredRun, run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:
-    """Return a run as an engine trains it, and its price; with a smaller micro-batch if it fits.
+def _trained(run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:
+    """Return a run as an engine trains it, and its price.
 
-    run : the stored run, or its conversion. Only a searched run has others with equal settings.
+    If it does not fit, it is the first that fits with a smaller micro-batch, or with gradients that
+    are reduced after each micro-batch.
     """
     found = as_trained(engine, run)
     price = assess(found, target)
-    own = engine_space(stored.engine, compiled=stored.choice.compiled)
-    if price.fits(target) or run_of(own, stored.question.job, stored.choice) != run:
-        return found, price
-    for micro in reversed(divisors(stored.choice.micro_batch)[:-1]):
-        smaller = run_of(own, stored.question.job, replace(stored.choice, micro_batch=micro))
+    for smaller in () if price.fits(target) else _smaller(run):
         other = as_trained(engine, smaller)
         if (other_price := assess(other, target)).fits(target):
             return other, other_price
     return found, price
+
+
+def _smaller(run: Run) -> Iterator[Run]:
+    """Yield runs that need less memory, those of larger micro-batches first."""
+    # FSDP may reduce gradients of each of several micro-batches; those of adapters are small.
+    several = run.runtime.states.keeper == "accelerate" and run.runtime.adapters is None
+    for micro in reversed(divisors(run.strategy.micro_batch)):
+        for synced in (False, True) if several else (False,):
+            other = run_with_micro_batch(run, micro, synced=synced)
+            if other != run:
+                yield other
 
 
 def _of_other(stored: StoredRun, engine: str) -> tuple[ConvertedRun, EngineSpace]:

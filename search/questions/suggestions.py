@@ -13,7 +13,13 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
-from search.planning.uniform.answer import UniformRequest, resized, target_of, usual_batch
+from search.planning.uniform.answer import (
+    UniformRequest,
+    allowed_variants,
+    resized,
+    target_of,
+    usual_batch,
+)
 from search.planning.uniform.infeasibility import violated_rule
 
 if TYPE_CHECKING:
@@ -116,7 +122,7 @@ def _found(words: str, asked: UniformRequest) -> Suggestion | None:
     from search.planning.uniform.best_first import UniformSearch
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
-    for engine in asked.engines:
+    for engine in (one for own in asked.engines for one in allowed_variants(asked, own)):
         if violated_rule(engine, asked.job, asked.fixed) is not None:
             continue
         try:

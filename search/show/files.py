@@ -71,6 +71,7 @@ from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
 from search.engines.space import run_of
+from search.engines.table import engine_space
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.session import ConstrainedResult
@@ -372,7 +373,8 @@ def assessed_entry(
 
 def _launch(answer: Launches, engine: EngineResult, solution: PricedRun) -> LaunchEntry:
     job = answer.question.job
-    usual = run_of(engine.engine, job, solution.choice)
+    space = engine_space(engine.engine.name, compiled=solution.choice.compiled)
+    usual = run_of(space, job, solution.choice)
     return LaunchEntry(
         engine=cast(Any, engine.engine.name),
         degrees=degrees_entry(solution.choice, job.world),

@@ -25,6 +25,7 @@ def settings_on_screen(run: Run) -> Iterator[tuple[str, str]]:
         (
             f"{degrees_line(run)}, mbs {strategy.micro_batch} x {strategy.micro_batches}, "
             f"{'no recompute' if recompute == 'none' else f'recompute {recompute}'}"
+            f"{', sync_each_batch' if run.syncs_each_batch else ''}"
         ),
     )
     yield "Model", ", ".join((*_architecture(run), *_experts(run)))
@@ -201,6 +202,7 @@ def _named_settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "etp", f"etp{split.etp}"
     yield "zero", sharding_words(run)
     yield "mbs", f"mbs {strategy.micro_batch}"
+    yield "sync", "sync_each_batch" if run.syncs_each_batch else "no sync_each_batch"
     yield "tp overlap", "TP overlap" if overlap.tensor else "no TP overlap"
     yield "dp overlap", "DP overlap" if overlap.gradients else "no DP overlap"
     yield "recompute", "no recompute" if recompute == "none" else f"recompute {recompute}"

@@ -37,6 +37,11 @@ for folder in sys.argv[1:]:
             "accumulation": training.gradient_accumulation_steps,
             "checkpointing": not model.disable_gradient_checkpointing,
             "bf16": training.bf16,
+            "synced": bool(
+                (training.accelerator_config.gradient_accumulation_kwargs or {}).get(
+                    "sync_each_batch"
+                )
+            ),
             "optim": str(getattr(training.optim, "value", training.optim)),
             "bits": model.quantization_bit,
             "double": model.double_quantization,

@@ -38,6 +38,11 @@ for folder in sys.argv[1:]:
             "accumulation": training.gradient_accumulation_steps,
             "checkpointing": training.gradient_checkpointing,
             "bf16": training.bf16,
+            "synced": bool(
+                (training.accelerator_config.gradient_accumulation_kwargs or {}).get(
+                    "sync_each_batch"
+                )
+            ),
             "optim": str(getattr(training.optim, "value", training.optim)),
             "four_bits": model.load_in_4bit and model.bnb_4bit_quant_type,
             "rank": None if peft is None else peft.r,

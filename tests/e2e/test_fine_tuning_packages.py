@@ -16,6 +16,7 @@ from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.huggingface.named_optimizers import word_of
+from search.engines.huggingface.transformers import trains_narrow_weights
 from search.engines.table import as_trained
 from tests.e2e.test_export_packages import has, loaded
 from tests.run_cases import some, torch_runs
@@ -55,13 +56,15 @@ def test_trl_takes_its_configuration(
         assert result["packing"] is (run.split.cp == 1)
         assert result["micro_batch"] == strategy.micro_batch
         assert result["accumulation"] == strategy.micro_batches
-        assert result["bf16"] is (run.runtime.precision.kind == "bf16")
-        assert result["optim"].startswith("adamw_")
+        pure = trains_narrow_weights(run) and keeper == "accelerate"
+        assert result["bf16"] is (run.runtime.precision.kind == "bf16" and not pure)
+        assert result["optim"] == word_of(run.runtime.optimizer)
+        assert result["synced"] is run.syncs_each_batch
         # FSDP recomputes layers itself
         by_script = keeper == "deepspeed" or run.split.zero == 0
         recomputes = strategy.recomputed.kind == "full"
         assert result["checkpointing"] is (by_script and recomputes)
-        narrow = adapters is not None or keeper == "deepspeed"
+        narrow = adapters is not None or keeper == "deepspeed" or pure
         types = {"bf16": "bfloat16", "fp16": "float16"}
         kind = types[run.runtime.precision.kind]
         assert result["dtype"] == (kind if narrow else "float32")
@@ -93,7 +96,9 @@ def test_llamafactory_takes_its_configuration(tmp_path: Path) -> None:
         assert result["packing"] is True
         assert result["micro_batch"] == strategy.micro_batch
         assert result["accumulation"] == strategy.micro_batches
-        assert result["bf16"] is (run.runtime.precision.kind == "bf16")
+        pure = trains_narrow_weights(run)
+        assert result["bf16"] is (run.runtime.precision.kind == "bf16" and not pure)
+        assert result["synced"] is run.syncs_each_batch
         sharded = run.runtime.states.keeper == "accelerate" and run.split.zero > 0
         assert result["checkpointing"] is (strategy.recomputed.kind == "full" and not sharded)
         assert result["attention"] == ("sdpa" if run.kernels.repeated_heads else "fa2")

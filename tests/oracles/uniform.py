@@ -41,6 +41,7 @@ from autopar.run.architecture import (
 )
 from autopar.run.run import Run
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
+from search.engines.huggingface.space import SYNCED
 from search.engines.space import EngineContext, EngineSpace, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import UniformSearch
@@ -469,9 +470,12 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
-Kind = Literal["plain", "hybrid", "sparse", "wide", "convolution", "packed", "recipe", "tuned"]
+Kind = Literal[
+    "plain", "hybrid", "sparse", "wide", "convolution", "packed", "recipe", "tuned", "synced"
+]  # fmt: skip
 """Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`convolution`),
-of torchtitan's adapters (`recipe`), or of optimizers of fine-tuning (`tuned`)."""
+of torchtitan's adapters (`recipe`), of optimizers of fine-tuning (`tuned`), or of gradients that
+accelerate reduces after each micro-batch (`synced`)."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
         ("deepspeed", TrainingSettings(optimizer=name))
@@ -516,6 +520,8 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         # a multiple of 8 has no other settings
         name, training = TUNED[seed % len(TUNED)]
         engine, seed = engine_space(name), seed * 8
+    elif kind == "synced":
+        engine, stages, training = SYNCED, [1], TrainingSettings(pure_bf16=seed % 2 == 0)
     elif kind in _OF_MEGATRON:
         if training.lora_rank is not None or seed % 8 == 2:
             seed, training = seed + 1, _training(seed + 1)
@@ -529,7 +535,7 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
     if (
-        kind not in ("recipe", "convolution")
+        kind not in ("recipe", "convolution", "synced")
         and seed % 4 == 1
         and (engine is not spaces()[0] or model.experts is None)
     ):

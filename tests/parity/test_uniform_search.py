@@ -326,6 +326,15 @@ def test_the_answer_with_an_optimizer_of_fine_tuning_is_that_of_pricing_everythi
     check(found, fresh(found))
 
 
+@pytest.mark.parametrize("seed", [*range(12), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 120)
+)])  # fmt: skip
+def test_the_answer_with_synced_gradients_is_that_of_pricing_everything(seed: int) -> None:
+    """accelerate keeps no gradients of earlier micro-batches; each reduces its own."""
+    found = question(seed, kind="synced")
+    check(found, fresh(found))
+
+
 def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
     """Of GPipe's sweeps, whose forwards and backwards a slow host gives other shares then."""
     found = question(219, most=200)

@@ -8,6 +8,7 @@ of DeepSpeed.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -47,6 +48,7 @@ from search.engines.huggingface.script import (
     program_of_document,
     sets_batch,
 )
+from search.engines.huggingface.transformers import SYNCED
 from search.engines.keys import flattened, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
@@ -60,7 +62,7 @@ from search.engines.reader import (
 )
 from search.engines.text import Configuration, named_text, read_configuration
 
-_MOVES: frozenset[Move] = frozenset({"recompute"})
+_MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
           "fsdp_sharding_strategy", "fsdp_use_orig_params", "fsdp_sync_module_states")  # fmt: skip
 """Keys of FSDP version 1 without effect in version 2."""
@@ -223,41 +225,50 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
 
 def _written(given: ScriptedFile, before: Run | None, in_file: bool, after: Run) -> Changes | None:
-    """Return the change of recomputation after which the files describe the run `after`.
+    """Return the changes after which the files describe the run `after`.
 
     in_file : True if the configuration is a file; otherwise arguments make it.
 
-    The key is `fsdp_activation_checkpointing` of the configuration or `--gradient_checkpointing` of
-    the script. Returns None if recomputation is equal, or if the changed files, read again,
-    describe another run.
+    Recomputation is `fsdp_activation_checkpointing` of the configuration or
+    `--gradient_checkpointing` of the script, which sets the batch and its accumulation as well.
+    Returns None if the changed files, read again, describe another run.
     """
     assert before is not None, "only a run that was read has others next to it"
-    other = after.strategy.recomputed
-    if before.strategy.recomputed == other:
-        return None
-    whole = other.kind == "full"
-    key = "fsdp_activation_checkpointing"
-    section = given.document.get("fsdp_config") if in_file else None
     flags, changed = dict(given.flags), copy.deepcopy(dict(given.document))
-    changes: Changes
-    if "gradient-checkpointing" in flags or not isinstance(section, Mapping):
-        if not flags:
-            return None
-        was = flags.pop("gradient-checkpointing", None)
-        if whole:
-            flags["gradient-checkpointing"] = ("True",)
-        old = None if was is None else " ".join(was)
-        changes = (("--gradient-checkpointing", old, "True" if whole else None),)
-    else:
-        changed["fsdp_config"][key] = whole
-        value = section.get(key)
-        written = None if value is None else str(value).lower()
-        changes = ((f"fsdp_config.{key}", written, str(whole).lower()),)
+    changes = list[tuple[str, str | None, str | None]]()
+
+    def put(flag: str, words: str | None) -> None:
+        was = flags.pop(flag, None)
+        if words is not None:
+            flags[flag] = (words,)
+        changes.append((f"--{flag}", None if was is None else " ".join(was), words))
+
+    one, other = before.strategy, after.strategy
+    if one.micro_batch != other.micro_batch and flags:
+        own = known_program(given.program) == "axolotl"
+        put("micro-batch-size" if own else "per-device-train-batch-size", str(other.micro_batch))
+        put("gradient-accumulation-steps", str(other.micro_batches))
+    if before.syncs_each_batch != after.syncs_each_batch and flags:
+        put(*((_SYNC, json.dumps(SYNCED[_SYNCED])) if after.syncs_each_batch else (_SYNC, None)))
+    if one.recomputed != other.recomputed:
+        whole, key = other.recomputed.kind == "full", "fsdp_activation_checkpointing"
+        section = given.document.get("fsdp_config") if in_file else None
+        if ("gradient-checkpointing" in flags or not isinstance(section, Mapping)) and flags:
+            put("gradient-checkpointing", "True" if whole else None)
+        elif isinstance(section, Mapping):
+            changed["fsdp_config"][key] = whole
+            value = section.get(key)
+            written = None if value is None else str(value).lower()
+            changes.append((f"fsdp_config.{key}", written, str(whole).lower()))
     try:
         again = replace(given, document=changed, flags=flags).read().run
     except InputError:
         return None
-    return changes if again == after else None
+    return tuple(changes) if changes and again == after else None
+
+
+(_SYNCED,) = SYNCED
+_SYNC = _SYNCED.replace("_", "-")
 
 
 def _spelled(key: str, value: str | None) -> str:

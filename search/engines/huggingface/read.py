@@ -32,7 +32,12 @@ from search.engines.deepspeed.read import (
 from search.engines.huggingface.named_optimizers import updates_shards
 from search.engines.huggingface.optimizers import default_type, script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
-from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions, sets_batch
+from search.engines.huggingface.script import (
+    NO_OPTIONS,
+    ScriptOptions,
+    sets_batch,
+    syncs_each_batch,
+)
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
 from search.engines.space import refuse_unsupported
@@ -281,6 +286,9 @@ def read_accelerate(
         )
     tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
     zero, replicas = _sharding(keys, kind, degrees, world_size)
+    synced = syncs_each_batch(script.words)
+    if synced is False or (synced and zero):
+        script.words.asked.add("accelerator-config")
     checkpointing = script.checkpointing or keys.flag("fsdp_config.fsdp_activation_checkpointing")
     steps = keys.number("gradient_accumulation_steps", 1)
     steps = script.accumulation or steps
@@ -309,7 +317,7 @@ def read_accelerate(
         # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
         states=States(
             keeper="accelerate",
-            each_micro_batch=steps == 1,
+            each_micro_batch=steps == 1 or (zero > 0 and bool(synced)),
             flat=zero > 0 and keys.number(_VERSION, 1) == 1,
             least_unit=_least_unit(keys, zero),
         ),

@@ -37,6 +37,11 @@ SPACE = (
     TRL_TENSOR,
 )  # fmt: skip
 """Rules of searched candidates."""
+SYNCED_GRADIENTS = Rule(
+    "accelerate.synced-adapters", ("lora_rank",), lambda rank: rank > 0,
+    "gradients of adapters are small, and are reduced once per step",
+)  # fmt: skip
+"""Rule of candidates that reduce gradients after each micro-batch."""
 FILE = (
     Rule("accelerate.grid", ("degrees", "ranks", "world"), lambda degrees, ranks, world:
          ranks != world, "{degrees} = {ranks} != num_processes({world})"),

@@ -119,6 +119,31 @@ class ScriptWords(Record):
                 yield classified(flag, words, declared)
 
 
+_OF_ACCELERATOR = frozenset(
+    {"dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+     "gradient_accumulation_kwargs"}
+)  # fmt: skip
+_OF_ACCUMULATION = frozenset({"sync_each_batch", "adjust_scheduler", "sync_with_dataloader"})
+"""Keys of `AcceleratorConfig` and `GradientAccumulationPlugin` that keep batches as given."""
+
+
+def syncs_each_batch(words: ScriptWords) -> bool | None:
+    """Return whether gradients are reduced after each micro-batch; None: not understood.
+
+    Source: `sync_each_batch` in the training loop of transformers' Trainer 5.6 to 5.24.
+    """
+    given = words.words.get("accelerator-config")
+    if given is None:
+        return False
+    with suppress(ValueError):
+        document = json.loads(" ".join(given))
+        if isinstance(document, dict) and document.keys() <= _OF_ACCELERATOR:
+            own = document.get("gradient_accumulation_kwargs") or {}
+            if isinstance(own, dict) and own.keys() <= _OF_ACCUMULATION:
+                return own.get("sync_each_batch") is True
+    return None
+
+
 def classified(flag: str, words: tuple[str, ...], declared: Collection[str]) -> Ignored:
     """Return an argument that no reader looked up, with the estimates that it may change."""
     row = unpriced(flag)
@@ -237,8 +262,7 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
         frozenset({"base_model", key}) for key in ("datasets", "sequence_len", "adapter")
     ),
     "swift": tuple(
-        frozenset({"model", key})
-        for key in ("tuner_type", "train_type", "torch_dtype", "attn_impl", "quant_bits", "dataset")
+        frozenset({"model", key}) for key in ("tuner_type", "train_type", "attn_impl", "quant_bits")
     ),
 }
 """Sets of keys of a YAML file by program; a file with all keys of a set is of the program."""

@@ -6,7 +6,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.candidate import Candidate
-from search.engines.huggingface.rules import SPACE as SPACE_RULES
+from search.engines.huggingface.rules import SPACE as SPACE_RULES, SYNCED_GRADIENTS
 from search.engines.huggingface.transformers import unwritable_model
 from search.engines.space import (
     BY_LAYER,
@@ -16,6 +16,12 @@ from search.engines.space import (
     torch_run,
     transformers_space,
 )
+
+
+def _synced(job: EngineContext, choice: Candidate) -> Run:
+    run = _accelerate(job, choice)
+    states = replace(run.runtime.states, each_micro_batch=True)
+    return replace(run, runtime=replace(run.runtime, states=states))
 
 
 def _accelerate(job: EngineContext, choice: Candidate) -> Run:
@@ -44,4 +50,9 @@ SPACE = transformers_space(
     said=lambda job: {"unwritable": unwritable_model(job.model, job.name)},
     left_out=("torch.compile", "Ulysses (not modelled)", BY_LAYER),
 )
-VARIANTS = (SPACE,)
+# FSDP keeps whole gradients of earlier micro-batches, unless each micro-batch reduces them.
+SYNCED = replace(
+    SPACE, zero=SPACE.replicated, launch=_synced, rules=(*SPACE.rules, SYNCED_GRADIENTS)
+)
+"""Search space of plans that reduce gradients after each micro-batch (`sync_each_batch`)."""
+VARIANTS = (SPACE, SYNCED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -306,7 +307,8 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
         # transformers 5 loads weights in the type of the checkpoint.
         yield f"--dtype {'bfloat16' if trains_narrow_weights(run) else 'float32'}"
     for key, value in trainer_settings(run, model, checkpoints=checkpoints).items():
-        yield f"--{key} {' '.join(value) if isinstance(value, list) else value}"
+        text = " ".join(value) if isinstance(value, list) else str(value)
+        yield f"--{key} {shlex.quote(json.dumps(value)) if isinstance(value, dict) else text}"
     if run.steps is None:
         yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
     else:
@@ -330,6 +332,12 @@ def trains_narrow_weights(run: Run) -> bool:
     return runtime.adapters is None and runtime.optimizer.master_bytes == 0
 
 
+SYNCED: Mapping[str, Any] = {
+    "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+}
+"""Argument of the Trainer that reduces gradients after each micro-batch."""
+
+
 def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -> dict[str, Any]:
     """Return the settings of a run by name: those of TrainingArguments and of TRL's ModelConfig.
 
@@ -349,6 +357,8 @@ def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -
     if kernels.compiled:
         found["torch_compile"] = True
     found["optim"] = word_of(run.runtime.optimizer)
+    if run.syncs_each_batch:
+        found |= SYNCED
     if run.runtime.adapters is not None:
         found |= _adapters(run.runtime.adapters)
     return found

@@ -15,6 +15,7 @@ from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget
 from search.engines.huggingface.transformers import (
+    SYNCED,
     NamedModel,
     adapted_modules,
     trainer_settings,
@@ -102,6 +103,7 @@ def _document(run: Run, model: NamedModel) -> dict[str, Any]:
         "torch_compile": run.kernels.compiled,
         "bf16": kind == "bf16",
         "fp16": kind == "fp16",
+        **(SYNCED if run.syncs_each_batch else {}),
     }
     if plugged_in:
         found["deepspeed"] = deepspeed.FILE

@@ -15,6 +15,7 @@ from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget
 from search.engines.huggingface import write as accelerate
 from search.engines.huggingface.transformers import (
+    SYNCED,
     NamedModel,
     adapted_modules,
     trainer_settings,
@@ -68,7 +69,8 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
     """Return the arguments of a run; checkpoints : False if FSDP recomputes the layers."""
     adapters, kind = run.runtime.adapters, run.runtime.precision.kind
     settings, pure = trainer_settings(run, model), trains_narrow_weights(run)
-    kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "torch_compile", "optim")
+    kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "torch_compile", "optim",
+            *SYNCED)  # fmt: skip
     flash = "sdpa" if run.kernels.repeated_heads else "fa3" if model.sinks else "fa2"
     found: dict[str, Any] = {} if model.files else {"model_name_or_path": model.name}
     found |= {

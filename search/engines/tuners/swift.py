@@ -14,6 +14,7 @@ from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
 from search.engines.exporter_types import Draft, ExportTarget
 from search.engines.huggingface.transformers import (
+    SYNCED,
     NamedModel,
     adapted_modules,
     trainer_settings,
@@ -82,6 +83,7 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
         "gradient_checkpointing": checkpoints and run.strategy.recomputed.kind != "none",
         "torch_compile": run.kernels.compiled,
         "optim": settings["optim"],
+        **(SYNCED if run.syncs_each_batch else {}),
     }
     if adapters is not None:
         found |= {

@@ -315,7 +315,7 @@ def answer(
     found: list[EngineResult] = []
     first = 0.0
     for engine in question.engines:
-        own, seconds = _variants(question, engine), shares.following()
+        own, seconds = allowed_variants(question, engine), shares.following()
         share = None if seconds is None else seconds / len(own)
         # the first engine usually has the fastest plan, for which alternatives are needed
         top = 1 if first else 1 + question.top
@@ -372,7 +372,7 @@ def searched_in(
     """
     from search.planning.uniform.best_first import GRACE_S
 
-    own = _variants(question, engine)
+    own = allowed_variants(question, engine)
     share = None if question.seconds is None else question.seconds / len(own)
     limits = SearchLimits(share, GRACE_S, 0.0)
     asked = replace(question, card=replace(question.card, memory_bytes=memory_bytes))
@@ -410,7 +410,7 @@ def least_gpu_s(question: UniformRequest, worlds: Sequence[int]) -> dict[EngineS
         question = replace(question, card=card)
     found = {}
     for engine in question.engines:
-        for one in _variants(question, engine):
+        for one in allowed_variants(question, engine):
             if question.fixed.compiled not in (None, one.compiled):
                 continue
             try:
@@ -458,7 +458,7 @@ def fastest_within(
     return best, proven
 
 
-def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
+def allowed_variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
     """Return the variants of an engine that the constraints allow.
 
     If they allow none, one variant whose search reports the reason.
@@ -564,10 +564,12 @@ def _of_variants(found: Sequence[EngineResult]) -> EngineResult:
     Search statistics are summed over variants; the search is complete if it is for all variants.
     """
 
-    def rank(one: EngineResult) -> tuple[bool, float, bool]:
+    def rank(one: EngineResult) -> tuple[bool, float, bool, float]:
         rate = one.best.samples_per_s if one.best else 0.0
+        shortage = one.solved.shortage if one.solved is not None else None
         # without a plan, prefer a variant that knows its smallest one
-        return one.best is not None, rate, one.solved is not None
+        missing = math.inf if shortage is None else shortage.missing_bytes
+        return one.best is not None, rate, one.solved is not None, -missing
 
     best = max(found, key=rank)
     searched = [one.solved for one in found if one.solved is not None]
@@ -626,7 +628,7 @@ def _shortage(question: UniformRequest, solved: VariantResult) -> str:
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
     assert shortage is not None, "it lacks memory"
-    line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
+    line = smallest.line
     lacks = format_bytes(shortage.missing_bytes)
     if shortage.host:
         return (

@@ -42,6 +42,13 @@ class PricedRun(Record):
     assessment: Assessment
 
     @property
+    def line(self) -> str:
+        """Degrees and settings in one line, such as `dp4, ZeRO-3, micro-batch 1`."""
+        run = self.run
+        line = self.choice.line(run.strategy.gpus, experts=run.model.experts is not None)
+        return f"{line}, sync_each_batch" if run.syncs_each_batch else line
+
+    @property
     def samples_per_s(self) -> float:
         """Throughput of the whole cluster, sequences per second."""
         return self.choice.global_batch / self._step_s

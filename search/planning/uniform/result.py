@@ -20,7 +20,7 @@ from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Prediction, StagePre
 from search.planning.layered.prediction import Alternative, SearchResult, SearchStats, Status
 from search.planning.uniform.answer import EngineResult, UniformResult
 from search.planning.uniform.best_first import PricedRun, family_of
-from search.planning.uniform.summary import price_of, words_of
+from search.planning.uniform.summary import price_of
 from search.request.options import option_record
 from search.request.request import Request
 
@@ -56,7 +56,7 @@ class UniformSearchResult(SearchResult):
         assert one is not None, "there is a plan"
         assert best is not None, "its engine has a plan"
         size = f", batch {best.choice.global_batch}" if batch else ""
-        return f"{one.engine.title}, {words_of(self.found.question, best)}{size}"
+        return f"{one.engine.title}, {best.line}{size}"
 
 
 def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
@@ -117,7 +117,7 @@ def _alternatives(found: UniformResult, one: EngineResult) -> tuple[Alternative,
                 step_time_s=step.total_s,
                 samples_per_s=other.samples_per_s,
                 bound_samples_per_s=other.samples_per_s,
-                differs_by=words_of(found.question, other),
+                differs_by=other.line,
                 probability_faster=None
                 if runs is None
                 else probability_faster(share, 1.0, runs.plan_spread),

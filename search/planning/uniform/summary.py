@@ -83,12 +83,6 @@ def _number(plans: int) -> str:
     return f"{plans:,}" if plans < billion else f"{plans / billion:,.1f} billion"
 
 
-def words_of(question: UniformRequest, solution: PricedRun) -> str:
-    """Return the degrees and settings of a uniform plan as one line of text."""
-    job = question.job
-    return solution.choice.line(job.world, experts=job.model.experts is not None)
-
-
 def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
     """Return the fastest plan of an engine, or if none fits, the reason and the smallest plan."""
     from search.planning.uniform.files import degrees_entry
@@ -98,7 +92,7 @@ def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
             engine=one.engine.name,
             samples_per_s=one.fastest.samples_per_s,
             launch=asdict(degrees_entry(one.fastest.choice, question.job.world)),
-            words=words_of(question, one.fastest),
+            words=one.fastest.line,
             broken=adapter_limits(one.engine, question.job),
         )
     line = EngineBest(
@@ -110,7 +104,7 @@ def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
     return replace(
         line,
         missing_bytes=solved.shortage.missing_bytes,
-        smallest=words_of(question, solved.smallest),
+        smallest=solved.smallest.line,
     )
 
 
@@ -139,7 +133,7 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
     return Priced(
         engine=one.engine.name,
         title=one.engine.title,
-        words=words_of(found.question, solution),
+        words=solution.line,
         uniform=True,
         price=price_of(solution.assessment, one.target),
         rows=tuple(rows),
@@ -174,7 +168,7 @@ def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:
         share = best.samples_per_s / other.samples_per_s
         odds = None if runs is None else probability_faster(share, 1.0, runs.plan_spread)
         peak = other.assessment.fullest.peak_bytes
-        listed.append(Alternative(words_of(found.question, other), other.samples_per_s, odds, peak))
+        listed.append(Alternative(other.line, other.samples_per_s, odds, peak))
     return listed
 
 

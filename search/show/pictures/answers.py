@@ -18,7 +18,7 @@ from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_probability, format_seconds
 from search.planning.uniform.choice import avoided
-from search.planning.uniform.summary import price_of, priced_of, words_of as line_of
+from search.planning.uniform.summary import price_of, priced_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section
@@ -80,7 +80,7 @@ def answer_page(found: Launches, *, curves: bool, frontier: Sequence[SearchResul
         solution.assessment,
         one.target,
         title=question.title,
-        line=f"{one.engine.title}: {line_of(question, solution)}",
+        line=f"{one.engine.title}: {solution.line}",
         state=_state(one) if searched else "given plan",
     )
     return replace(
@@ -465,7 +465,7 @@ def _curves(question: UniformRequest, best: EngineResult, solution: PricedRun) -
             Point(
                 x=x,
                 y=one.assessment.tokens_per_s or 0.0,
-                words=f"{x:,.0f}: {line_of(asked, one)}, "
+                words=f"{x:,.0f}: {one.line}, "
                 f"{one.assessment.tokens_per_s or 0.0:,.0f} tokens/s/GPU",
                 chosen=one is solution,
             )
@@ -482,7 +482,7 @@ def _curves(question: UniformRequest, best: EngineResult, solution: PricedRun) -
                 f"{x:,.0f}",
                 f"{one.assessment.tokens_per_s or 0.0:,.0f}",
                 format_seconds(one.choice.global_batch / one.samples_per_s),
-                line_of(asked, one),
+                one.line,
             )
             for x, one, asked in found
         ]
