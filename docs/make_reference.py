@@ -383,7 +383,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
             *torchtitan.FLAVOURED,
         ),
         "DeepSpeed": (*deepspeed.FILE, *deepspeed.SPACE, *space.CONFIGURED),
-        "accelerate": (*huggingface.FILE, *huggingface.SPACE, huggingface.SYNCED_GRADIENTS),
+        "accelerate": (*huggingface.FILE, *huggingface.SPACE, *huggingface.SYNCED_GRADIENTS),
         "Tuners": tuners.FILE,
     }  # fmt: skip
     seen: set[str] = set()

@@ -23,6 +23,7 @@ from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.run import Run, run_with_micro_batch
 from autopar.run.runtime import Engine
+from autopar.run.strategy import recomputing
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_probability, format_seconds
 from search.engines.differences import losses_of
@@ -186,13 +187,9 @@ def launch_export(stored: StoredRun, engine: str, release: str | None = None) ->
         planned = run
         run, assessment = _trained(run, engine, target)
         changes = (_change(before, assessment, own.title),)
-        micro, was = run.strategy.micro_batch, planned.strategy.micro_batch
-        synced = ", sync_each_batch" if run.syncs_each_batch > planned.syncs_each_batch else ""
-        if micro != was or synced:
-            changes = (
-                *changes,
-                f"micro-batch {micro}{synced} instead of {was}, which does not fit",
-            )
+        changed = _new_settings(planned, run)
+        if changed:
+            changes = (*changes, f"{changed}, without which the plan does not fit")
         price = {
             "before": _timed(before, target),
             "after": _timed(assessment, target),
@@ -236,8 +233,8 @@ def _of_release(release: EngineRelease | None) -> tuple[str, ...]:
 def _trained(run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:
     """Return a run as an engine trains it, and its price.
 
-    If it does not fit, it is the first that fits with a smaller micro-batch, or with gradients that
-    are reduced after each micro-batch.
+    If it does not fit, it is the first that fits with a smaller micro-batch, gradients that are
+    reduced after each micro-batch, or full recomputation.
     """
     found = as_trained(engine, run)
     price = assess(found, target)
@@ -248,15 +245,28 @@ def _trained(run: Run, engine: str, target: Target) -> tuple[Run, Assessment]:
     return found, price
 
 
+def _new_settings(before: Run, after: Run) -> str:
+    """Return the settings of a run of `_smaller` that differ from the given one; empty for none."""
+    one, other = before.strategy, after.strategy
+    found = {
+        f"micro-batch {other.micro_batch}": one.micro_batch != other.micro_batch,
+        "sync_each_batch": after.syncs_each_batch and not before.syncs_each_batch,
+        "full recomputation": one.recomputed != other.recomputed,
+    }
+    return ", ".join(text for text, new in found.items() if new)
+
+
 def _smaller(run: Run) -> Iterator[Run]:
-    """Yield runs that need less memory, those of larger micro-batches first."""
+    """Yield runs that need less memory, large micro-batches first, full recomputation last."""
     # FSDP may reduce gradients of each of several micro-batches; those of adapters are small.
     several = run.runtime.states.keeper == "accelerate" and run.runtime.adapters is None
-    for micro in reversed(divisors(run.strategy.micro_batch)):
-        for synced in (False, True) if several else (False,):
-            other = run_with_micro_batch(run, micro, synced=synced)
-            if other != run:
-                yield other
+    again = replace(run, strategy=recomputing(run.strategy, "full"))
+    for way in dict.fromkeys((run, again)):
+        for micro in reversed(divisors(run.strategy.micro_batch)):
+            for synced in (False, True) if several else (False,):
+                other = run_with_micro_batch(way, micro, synced=synced)
+                if other != run:
+                    yield other
 
 
 def _of_other(stored: StoredRun, engine: str) -> tuple[ConvertedRun, EngineSpace]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ from search.show.terms import time_name
 if TYPE_CHECKING:
     from autopar.answer import EngineBest, OtherPrecision, Price, Priced
     from autopar.training.throughput import Throughput
+    from search.planning.uniform.answer import UniformResult
 
 SCREEN_WIDTH, SCREEN_HEIGHT = 80, 24
 """Columns and lines of the default screen."""
@@ -341,3 +343,27 @@ def uniform_gain(engines: Sequence[EngineBest], best: Priced, uniform: Priced) -
     text = f"per-layer plan: {share * 100:+.1f} %"
     # The models of both searches differ by this share for one plan.
     return text + (", less than the error of the models" if engines and share <= ALIKE else "")
+
+
+def near_miss(found: UniformResult) -> str:
+    """Return a sentence on a smallest plan that may fit, with the limit that accepts it."""
+    plans = [
+        (one.solved.smallest.assessment.odds_of_oom, one.engine.name)
+        for one in found.engines
+        if one.solved is not None
+        and one.solved.smallest is not None
+        and one.solved.shortage is not None
+        and not one.solved.shortage.host
+    ]
+    odds, engine = min(plans, default=(1.0, ""))
+    if odds > _NEAR:
+        return ""
+    limit = math.ceil(100 * odds) / 100
+    return (
+        f" The smallest plan of {engine} has an OOM probability of {format_probability(odds)}: "
+        f"--oom-risk {limit:g} accepts it."
+    )
+
+
+_NEAR = 0.1
+"""Largest OOM probability of a plan that an answer without plans offers."""

@@ -25,6 +25,7 @@ from search.show.summary import (
     footer_lines,
     headline_of,
     in_table,
+    near_miss,
     print_footer,
     row_lines,
     shortened,
@@ -188,13 +189,17 @@ def _headlines(answer: Answer, *, whole: bool) -> list[Headline]:
     ]
 
 
+def _defaults_row(assumed: Sequence[str]) -> Rows:
+    """Return the row of options that were not given, with their values; empty if all were."""
+    # Other lines do not belong to an option.
+    options = [text.partition(" (")[0] for text in assumed if text.startswith("--")]
+    return [("Defaults", ", ".join(options))] if options else []
+
+
 def _footer(answer: Answer, path: Path | None, *, verbose: bool) -> Rows:
     rows = [("Basis", text) for text in answer.best.price.basis]
     rows.append(("Optimality", answer.searched))
-    # Other lines do not belong to an option.
-    assumed = [text.partition(" (")[0] for text in answer.assumed if text.startswith("--")]
-    if assumed:
-        rows.append(("Defaults", ", ".join(assumed)))
+    rows += _defaults_row(answer.assumed)
     if answer.notes and not verbose:
         rows.append(("Notes", f"{len(answer.notes)} about the inputs (--verbose)"))
     commands = ["autopar export PLAN", "autopar explain PLAN"] if path is not None else []
@@ -660,11 +665,13 @@ def show_infeasible(
     memory = f"Memory of each GPU: {format_bytes(found.question.card.memory_bytes)}."
     if any("--lora " in one.words for one in ways):
         memory += " LoRA trains adapters, not all weights."
+    memory += near_miss(found)
     console.print()
     print_plain(console, memory)
     options = "add one of these options" if ways else "use more or larger GPUs"
     more = "" if verbose else " | --verbose (all reasons, memory by term)"
-    print_footer(console, [("Next", options + more)])
+    defaults = _defaults_row(found.question.assumed)
+    print_footer(console, [*defaults, ("Next", options + more)])
     if verbose:
         print_heading(console, "Reasons per engine")
         for line in lines:
@@ -683,7 +690,7 @@ def _smallest_first(found: Launches) -> list[EngineBest]:
 
 
 def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
-    """Print the missing memory of each engine; reasons only where no memory was counted."""
+    """Print the missing memory of each engine, and the reasons of those without a plan."""
     counted = any(line.missing_bytes is not None for line in lines)
     print_heading(console, "Smallest plan per engine" if counted else "Reason per engine")
     if not counted:
@@ -700,8 +707,9 @@ def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
 
     for line in lines:
         missing = "-" if line.missing_bytes is None else format_bytes(line.missing_bytes)
-        words = in_table(line.smallest) or short_reason(line) or "memory not counted"
-        table.add_row(line.engine, missing, escape(shortened(words, width)))
+        words = in_table(line.smallest) or short_reason(line)
+        if words:
+            table.add_row(line.engine, missing, escape(shortened(words, width)))
     console.print(table)
     # A reason is a sentence, which a column would cut.
     for line in lines:

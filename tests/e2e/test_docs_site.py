@@ -23,7 +23,12 @@ pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-LONG = {"guides/gallery.md", "guides/fastest.md", "guides/small-gpus.md"}
+LONG = {
+    "guides/gallery.md",
+    "guides/fastest.md",
+    "guides/fine-tuning.md",
+    "guides/small-gpus.md",
+}
 """Pages whose searches take more than a few seconds."""
 TABLES = ("Galvatron", "PaddleNLP", "Calculon", "SimuMax", "AIConfigurator")
 """Sections of guides/coming-from.md."""

@@ -171,7 +171,7 @@ TABLES: dict[str, tuple[Rule, ...]] = {
     "deepspeed": deepspeed.FILE,
     "deepspeed search": deepspeed.SPACE,
     "accelerate": huggingface.FILE,
-    "accelerate search": (*huggingface.SPACE, huggingface.SYNCED_GRADIENTS),
+    "accelerate search": (*huggingface.SPACE, *huggingface.SYNCED_GRADIENTS),
     "tuners": tuners.FILE,
 }
 

@@ -37,11 +37,13 @@ SPACE = (
     TRL_TENSOR,
 )  # fmt: skip
 """Rules of searched candidates."""
-SYNCED_GRADIENTS = Rule(
-    "accelerate.synced-adapters", ("lora_rank",), lambda rank: rank > 0,
-    "gradients of adapters are small, and are reduced once per step",
+SYNCED_GRADIENTS = (
+    Rule("accelerate.synced-adapters", ("lora_rank",), lambda rank: rank > 0,
+         "gradients of adapters are small, and are reduced once per step"),
+    Rule("accelerate.synced-shards", ("cp", "dp_shard"), lambda cp, shard: (cp == 1) * (shard == 1),
+         "gradients of one data rank are not sharded"),
 )  # fmt: skip
-"""Rule of candidates that reduce gradients after each micro-batch."""
+"""Rules of candidates that reduce gradients after each micro-batch."""
 FILE = (
     Rule("accelerate.grid", ("degrees", "ranks", "world"), lambda degrees, ranks, world:
          ranks != world, "{degrees} = {ranks} != num_processes({world})"),

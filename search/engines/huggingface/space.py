@@ -52,7 +52,7 @@ SPACE = transformers_space(
 )
 # FSDP keeps whole gradients of earlier micro-batches, unless each micro-batch reduces them.
 SYNCED = replace(
-    SPACE, zero=SPACE.replicated, launch=_synced, rules=(*SPACE.rules, SYNCED_GRADIENTS)
+    SPACE, zero=SPACE.replicated, launch=_synced, rules=(*SPACE.rules, *SYNCED_GRADIENTS)
 )
 """Search space of plans that reduce gradients after each micro-batch (`sync_each_batch`)."""
 VARIANTS = (SPACE, SYNCED)

@@ -154,3 +154,17 @@ def test_a_check_proposes_it(tmp_path: Path) -> None:
     flags = {one["flag"]: one["after"] for one in best["arguments"]}
     assert flags["--per_device_train_batch_size"] == "4"
     assert json.loads(flags["--accelerator_config"]) == synced()["accelerator_config"]
+
+
+def test_an_export_recomputes_where_no_micro_batch_fits(tmp_path: Path) -> None:
+    """Logits of one sequence are too many next to saved activations of all layers."""
+    plan, files = tmp_path / "plan.json", tmp_path / "files"
+    asked = {"model": "qwen2.5-7b", "hardware": "l40s:1x8", "engine": "accelerate", "lora": "32",
+             "seq-length": "2048", "global-batch-size": "128"}  # fmt: skip
+    found = ask("search", **asked, output_config_path=str(plan)).to_dict()
+    assert found["launch"]["degrees"]["recompute"] == "none"
+    assert ask("export", str(plan), out=str(files), to="ms-swift").to_dict()["exit_code"] == 0
+    (launch,) = ask("check", str(files / "launch.sh"), hardware="l40s:1x8").to_dict()["launches"]
+    assert launch["odds_of_oom"] < 0.01
+    section = json.loads((files / "autopar_fsdp.json").read_text())["fsdp_config"]
+    assert section["activation_checkpointing"] is True
