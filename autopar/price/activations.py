@@ -28,7 +28,7 @@ from autopar.run.architecture import (
 )
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule
-from autopar.training.adapters import needs_input
+from autopar.training.adapters import Target, needs_input
 from autopar.training.mixtures import processed_share, worst_skew
 
 
@@ -157,7 +157,10 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     for mixer in layer.mixers:
         yield "norm input", whole
         again = "layernorm" in recomputed and has_own_norm(at, mixer)
-        if not again and needs_input(adapters, "query", "key", "value"):
+        first: tuple[Target, ...] = ("query", "key", "value")
+        if not isinstance(mixer, Attention):
+            first = ("mixer_in",)
+        if not again and needs_input(adapters, *first):
             yield "norm output", _linear_input(at, whole)
         if isinstance(mixer, Mamba):
             yield from _mamba_parts(at, mixer)
@@ -214,7 +217,8 @@ def _mamba_parts(at: RankLayer, mamba: Mamba) -> Iterator[tuple[str, int]]:
     yield "mixer projection", tokens * mixer_width(at, mamba) * element
     yield "scan output", inner
     yield "gated output", inner
-    yield "mixer output", _linear_input(at, inner)
+    if needs_input(at.run.runtime.adapters, "mixer_out"):
+        yield "mixer output", _linear_input(at, inner)
     yield "group norms' statistics", 4 * tokens * rank_groups(at, mamba)
 
 
@@ -240,7 +244,8 @@ def _delta_parts(at: RankLayer, delta: DeltaNet) -> Iterator[tuple[str, int]]:
     if "gdn_norm_out" not in at.split.modules:
         yield "output gate", inner
         yield "normed output", inner
-    yield "mixer output", _linear_input(at, inner)
+    if needs_input(at.run.runtime.adapters, "mixer_out"):
+        yield "mixer output", _linear_input(at, inner)
 
 
 def rank_groups(at: RankLayer, mamba: Mamba) -> int:

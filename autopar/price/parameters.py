@@ -16,6 +16,7 @@ from autopar.run.architecture import (
     LightningAttention,
     Mamba,
     ShortConvolution,
+    input_matrices,
 )
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
@@ -142,8 +143,8 @@ def _lightning_weights(at: RankLayer, mixer: LightningAttention) -> Iterator[Wei
     """Yield the weights of lightning attention (transformers 5.24, models/minimax)."""
     hidden = at.layer.hidden
     yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
-    yield from _linear("mixer in", mixer.projected - mixer.inner, hidden)
-    yield from _linear("mixer gate", mixer.inner, hidden)
+    for name, width in zip(("mixer in", "mixer gate"), input_matrices(mixer), strict=True):
+        yield from _linear(name, width, hidden)
     yield from _vectors("mixer gated norm", mixer.inner)
     yield from _linear("mixer out", hidden, mixer.inner)
 
@@ -272,7 +273,7 @@ def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
 def projections_of(at: RankLayer, weight: Weight) -> tuple[tuple[Target, float], ...]:
     """Return (target, output features) of each projection that a weight combines.
 
-    Empty for weights that are no projection of attention or MLP, and for those of latent keys and
+    Empty for weights that are no projection of a mixer or MLP, and for those of latent keys and
     values.
     """
     rows, attention = weight.shape[0], at.layer.attention
@@ -298,6 +299,9 @@ _NAMED: dict[str, Target] = {
     "shared expert fc2": "fc2",
     "expert fc1": "expert_fc1",
     "expert fc2": "expert_fc2",
+    "mixer in": "mixer_in",
+    "mixer gate": "mixer_in",
+    "mixer out": "mixer_out",
 }
 
 
@@ -318,7 +322,7 @@ def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
     if adapters is None:
         return
     ranks = split.etp if weight.expert else split.tp
-    by_inputs = weight.name == "proj" or weight.name.endswith("fc2")
+    by_inputs = weight.name in ("proj", "mixer out") or weight.name.endswith("fc2")
     replicated = at.run.kernels.module == "torchtitan"
     whole = replicated or weight.name.endswith("down")
     number = 1 if weight.expert and adapters.shared_by_experts else weight.number

@@ -114,10 +114,10 @@ def parts_without_recompute(at: RankLayer) -> Parts:
     yield "attention norm", _norm_of_layer(at)
     # the gathered input of GEMMs is saved on every tensor rank for the weight gradients
     if isinstance(mixer, ShortConvolution):
-        yield "norm output", _norm_outputs(at, "query")
+        yield "norm output", _norm_outputs(at, "mixer_in")
         yield from _convolution(at, mixer)
     elif isinstance(mixer, LightningAttention):
-        yield "norm output", _norm_outputs(at, "query", "key")
+        yield "norm output", _norm_outputs(at, "mixer_in", "mixer_in")
         yield from _lightning(at, mixer)
     else:
         yield "norm output", _norm_outputs(at, "query", "key", "value")
@@ -199,7 +199,8 @@ def _convolution(at: RankLayer, mixer: ShortConvolution) -> Parts:
     yield "mixer projection", at.tokens * mixer.projected * at.element_bytes
     yield "gated input", inner
     yield "convolution output", inner
-    yield "mixer output", inner
+    if needs_input(at.run.runtime.adapters, "mixer_out"):
+        yield "mixer output", inner
 
 
 def _lightning(at: RankLayer, mixer: LightningAttention) -> Parts:
@@ -219,8 +220,9 @@ def _lightning(at: RankLayer, mixer: LightningAttention) -> Parts:
     yield "scores", at.tokens * heads * min(mixer.chunk, at.run.seq_length) * element
     yield "states", blocks * heads * mixer.width**2 * element
     yield "mixer norm", _norm(at.run, at.tokens, mixer.inner)
-    # gate, normed output and their product
-    yield "mixer output", 3 * inner
+    # gate, normed output and their product, the input of the last matrix
+    product = needs_input(at.run.runtime.adapters, "mixer_out")
+    yield "mixer output", (3 if product else 2) * inner
 
 
 def _core(at: RankLayer) -> Parts:

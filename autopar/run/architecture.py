@@ -302,6 +302,16 @@ class Experts(Record, tag_field="kind", tag="experts"):
 Recurrent = Mamba | DeltaNet | ShortConvolution | LightningAttention
 """Mixers with a recurrence or a convolution over tokens instead of scores of pairs."""
 Mixer = Attention | Recurrent
+
+
+def input_matrices(mixer: Recurrent) -> tuple[int, ...]:
+    """Return the output widths of the matrices before the recurrence of a mixer."""
+    if isinstance(mixer, LightningAttention):
+        # transformers 5.24, models/minimax: queries, keys and values together, and the gate
+        return mixer.projected - mixer.inner, mixer.inner
+    return (mixer.projected,)
+
+
 TORCH_MIXERS: Mapping[type[Recurrent], str] = {
     ShortConvolution: "short convolutions",
     LightningAttention: "lightning attention",

@@ -14,7 +14,14 @@ from typing import Literal, NamedTuple
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, Experts, Layer, Mlp, Recurrent
+from autopar.run.architecture import (
+    Attention,
+    Experts,
+    Layer,
+    Mlp,
+    Recurrent,
+    input_matrices,
+)
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import layers_of_spec
 from autopar.run.runtime import HostAdam
@@ -397,6 +404,10 @@ def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
         for targets, (_, inputs) in zip(projection_targets(attention), matrices, strict=True):
             dense += number(inputs, *targets)
         dense += number(attention.value, ("projection", h))
+    mixer = block.recurrent
+    if mixer is not None:
+        dense += sum(number(h, ("mixer_in", width)) for width in input_matrices(mixer))
+        dense += number(mixer.inner, ("mixer_out", h))
     if block.mlp is not None:
         mlp = block.mlp
         gates = 2 if mlp.gated else 1

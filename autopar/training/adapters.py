@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     # the help of commands reads these records and needs no arrays
     from autopar.arrays import F64
 
-Target = Literal["query", "key", "value", "projection", "fc1", "fc2", "expert_fc1", "expert_fc2"]
+Target = Literal[
+    "query", "key", "value", "projection", "fc1", "fc2", "expert_fc1", "expert_fc2",
+    "mixer_in", "mixer_out",
+]  # fmt: skip
 """Matrix that can have an adapter: of attention, of a dense MLP or shared expert, of routed
-experts. `fc1` includes all matrices before the activation."""
+experts, of another mixer. `fc1` and `mixer_in` include all matrices before the activation."""
 TARGETS: tuple[Target, ...] = get_args(Target)
 DENSE_TARGETS: tuple[Target, ...] = ("query", "key", "value", "projection", "fc1", "fc2")
+MIXER_TARGETS: tuple[Target, ...] = ("mixer_in", "mixer_out")
 BaseKind = Literal["16 bits", "int8", "nf4"]
 """Precision of frozen matrices: 16 bits as in computation, or quantised by bitsandbytes."""
 

@@ -28,7 +28,7 @@ from autopar.run.strategy import (
     Strategy,
     recomputing,
 )
-from autopar.training.adapters import DENSE_TARGETS, TARGETS, Adapters, BaseKind, Target
+from autopar.training.adapters import DENSE_TARGETS, MIXER_TARGETS, Adapters, BaseKind, Target
 from search.engines.huggingface.named_optimizers import (
     OPTIMIZERS,
     UNTIMED,
@@ -394,7 +394,7 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         experts = not torch and run.model.experts is not None
         adapters = Adapters(
             rank=training.lora_rank,
-            targets=frozenset(TARGETS) if experts else linear_targets(run.model),
+            targets=linear_targets(run.model) | (_OF_EXPERTS if experts else frozenset()),
             base=BASES[training.lora_base],
             # Megatron-LM fuses query, key and value projections, and gate and up projections.
             fused=not torch,
@@ -412,8 +412,13 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
     return replace(run, runtime=own)
 
 
+_OF_EXPERTS: frozenset[Target] = frozenset({"fc1", "fc2", "expert_fc1", "expert_fc2"})
+
+
 def linear_targets(model: Model) -> frozenset[Target]:
     """Return the matrices of a model that are linear layers in PyTorch, which experts are not."""
     parts = [one.mlp for one in model.kinds]
     dense = any(isinstance(one, Mlp) or (one is not None and one.shared_width > 0) for one in parts)
-    return frozenset(one for one in DENSE_TARGETS if dense or not one.startswith("fc"))
+    mixers = MIXER_TARGETS if any(one.recurrent is not None for one in model.kinds) else ()
+    known = (*DENSE_TARGETS, *mixers)
+    return frozenset(one for one in known if dense or not one.startswith("fc"))

@@ -250,6 +250,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "window": _has_window(model),
         "ffn_hidden_size": model.dense_width,
         "layers": model.num_layers,
+        "hybrid": model.is_hybrid,
         "experts": 0 if experts is None else experts.number,
         "expert_width": None if experts is None else experts.width,
         "biases": model.last.biases,
@@ -467,9 +468,6 @@ PLAIN_RULES = (
     WHOLE_KEYS,
     NO_HYBRID,
     NO_WIDE_NORMS,
-    Rule("transformers.adapters-mixers", ("lora_rank", "torch_mixers"),
-         lambda rank, mixers: (rank > 0) * (mixers != ""),
-         "adapters of models with {torch_mixers} are not priced"),
     *(Rule(f"patches.{name}", ("patches", degree), lambda patches, number: patches * (number > 1),
            f"{name} ranks of models of images and videos are not priced, got "
            f"{degree}({{{degree}}})", f"Use --{degree} 1", level="unpriced")

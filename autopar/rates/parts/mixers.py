@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.memory_bound import elements_s
-from autopar.rates.parts.linear import linear_parts
+from autopar.rates.parts.linear import Beside, linear_parts
 from autopar.rates.parts.operations import KernelTime, Machine, RankShape, element_part
 from autopar.run.architecture import (
     DeltaNet,
@@ -15,6 +15,7 @@ from autopar.run.architecture import (
     Mamba,
     Recurrent,
     ShortConvolution,
+    input_matrices,
 )
 from autopar.run.job import Job
 
@@ -43,8 +44,11 @@ def mixer_parts(
 ) -> Iterator[KernelTime]:
     """Yield the kernels of a mixer other than attention, with its projections."""
     n, t = split.tokens, split.tensor
-    yield from linear_parts(machine, job, "mixer in", "mixer", n, mixer.projected / t, hidden)
-    yield from linear_parts(machine, job, "mixer out", "mixer", n, hidden, mixer.inner / t)
+    first: Beside = [("mixer_in", width / t) for width in input_matrices(mixer)]
+    last: Beside = [("mixer_out", hidden)]
+    outputs, inner = mixer.projected / t, mixer.inner / t
+    yield from linear_parts(machine, job, "mixer in", "mixer", n, outputs, hidden, first)
+    yield from linear_parts(machine, job, "mixer out", "mixer", n, hidden, inner, last)
     if isinstance(mixer, Mamba):
         yield _scan(machine, job, mixer, split)
     elif isinstance(mixer, ShortConvolution):

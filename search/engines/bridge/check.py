@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, replace
-from autopar.run.rules import Kind, Notice, notice, without_repetitions
+from autopar.run.rules import Kind, Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from autopar.training.lengths import KnownBatching
@@ -35,7 +35,7 @@ from search.engines.engine import EngineRelease, asked_release
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
-from search.engines.megatron.rules import OF_ARGUMENTS, broken_rules
+from search.engines.megatron.rules import HYBRID_CHUNKS, OF_ARGUMENTS, broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
     MISSING,
@@ -234,6 +234,9 @@ def _findings(
     yield from _idle(file, settings)
     yield from _of_samples(file)
     run = found.run
+    if run is not None:
+        values = {"hybrid": run.model.is_hybrid, "vpp": run.strategy.vpp}
+        yield from broken((HYBRID_CHUNKS,), values)
     if run is not None and run.model.experts is not None and run.runtime.experts.fused_mlp:
         text = "memory saved by fused experts is unknown and not counted; their time is"
         yield _fact("fused-experts", "not priced", text)

@@ -751,14 +751,13 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
 
 ADAPTED: Mapping[str, tuple[Target, ...]] = {
     "linear_qkv": ("query", "key", "value"),
-    "linear_q_proj": ("query",),
-    "linear_q_down_proj": ("query",),
-    "linear_q_up_proj": ("query",),
-    "linear_kv_down_proj": ("key",),
-    "linear_kv_up_proj": ("key",),
+    **{f"linear_{name}_proj": ("query",) for name in ("q", "q_down", "q_up")},
+    **{f"linear_{name}_proj": ("key",) for name in ("kv_down", "kv_up")},
     "linear_proj": ("projection",),
     "linear_fc1": ("fc1",),
     "linear_fc2": ("fc2",),
+    "in_proj": ("mixer_in",),
+    "out_proj": ("mixer_out",),
 }
 """Module name of Megatron-Core -> weights that get adapters."""
 

@@ -208,6 +208,8 @@ def _recipe(release: str, name: str, title: str | None = None, *, note: str = ""
         kind = "performance"
     elif _TUNING.fullmatch(name):
         kind = "tuning"
+        # those of Qwen3-Next do not pack
+        own = {PACKS: False, **own}
     return Recipe(
         name=title or name,
         model=model,
@@ -279,11 +281,12 @@ def recipe_model(model: Model, name: str | None, task: Task) -> str | None:
     known = [one for one in architecture_names() if f"{one}_{task}_config" in rows]
     if named in known:
         return named
-    return next((one for one in reversed(known) if _alike(architecture(one), model)), None)
+    return next((one for one in reversed(known) if alike(one, model)), None)
 
 
-def _alike(sizes: Settings | None, model: Model) -> bool:
-    experts = model.experts
+def alike(name: str | None, model: Model) -> bool:
+    """Return True if a model has the main sizes of an architecture."""
+    sizes, experts = None if name is None else architecture(name), model.experts
     return (
         sizes is not None
         and sizes["num_layers"] == model.num_layers

@@ -1,7 +1,8 @@
 """Writer of a run as a Megatron-Bridge recipe with overrides, for `run_recipe.py`.
 
 A model with a known name or known sizes uses its recipe. Other models use
-`vanilla_gpt_pretrain_config`, whose defaults are those of Megatron-LM. Keys are dotted fields of
+`vanilla_gpt_pretrain_config`, whose defaults are those of Megatron-LM, and other hybrids the recipe
+of Nemotron 3 Nano, whose provider makes a `HybridModel`. Keys are dotted fields of
 `ConfigContainer` (`search.engines.bridge.keys`). Sizes equal to those of the recipe are omitted.
 """
 
@@ -21,15 +22,17 @@ from search.engines.bridge.recipes import (
     Recipe,
     Settings,
     Task,
+    alike,
     named_recipe,
     precision_settings,
     recipe_model,
     recompute_settings,
 )
 from search.engines.exporter_types import Draft, ExportTarget, refuse_others, step_count
+from search.engines.huggingface.architectures import mixer_sizes
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
-from search.engines.megatron.stages import context_words, even_ends, layout_of
+from search.engines.megatron.stages import context_words, even_ends, layout_of, pattern_of
 from search.engines.words import one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"
@@ -37,6 +40,7 @@ VERSION = "0.6.0"
 """Release that files are written for, unless the user names another."""
 _FILE = "bridge_overrides.sh"
 _VANILLA = "vanilla_gpt_pretrain_config"
+_HYBRID = "nemotron_3_nano_pretrain_config"
 
 
 def write(run: Run, place: ExportTarget) -> Draft:
@@ -46,12 +50,6 @@ def write(run: Run, place: ExportTarget) -> Draft:
     express.
     """
     refuse_others(run, _TITLE, ())
-    if not run.model.is_conventional:
-        raise UnsupportedError(
-            "no file of Megatron-Bridge is written for layers of one part, mixers other than "
-            "attention, and gated attention",
-            remedy="Export the plan for Megatron-LM (--engine megatron)",
-        )
     version = _version(place)
     recipe = recipe_of(run, place)
     settings = settings_of(run, recipe)
@@ -77,7 +75,15 @@ def recipe_of(run: Run, place: ExportTarget) -> Recipe:
     if name is None and runtime.fine_tunes:
         kind = {"peft": "LoRA", "sft": "SFT"}[task]
         raise UnsupportedError(f"{_TITLE} {version} has no {kind} recipe for {place.model}")
-    return named_recipe(_VANILLA if name is None else f"{name}_{task}_config", version)
+    if name is not None:
+        return named_recipe(f"{name}_{task}_config", version)
+    if not run.model.is_conventional and not run.model.is_hybrid:
+        raise UnsupportedError(
+            f"{_TITLE} {version} has no recipe for {place.model or run.name}, whose attention is "
+            "gated or sparse, or with gated delta nets",
+            remedy="Export the plan for Megatron-LM",
+        )
+    return named_recipe(_HYBRID if run.model.is_hybrid else _VANILLA, version)
 
 
 def _version(place: ExportTarget) -> str:
@@ -133,8 +139,8 @@ def _model(run: Run, recipe: Recipe) -> Settings:
         "model.attention_dropout": attention.dropout,
         "model.hidden_dropout": model.dropout,
         "model.qk_layernorm": attention.head_norms != "none",
-        "model.gated_linear_unit": layer.gates == 2,
-        "model.activation_func": _activation(run),
+        "model.gated_linear_unit": any(one.gates == 2 for one in model.kinds),
+        "model.activation_func": _activation(run, recipe),
         "model.add_bias_linear": layer.biases,
         "model.add_qkv_bias": attention.qkv_biases and not layer.biases,
         "model.share_embeddings_and_output_weights": model.tied,
@@ -151,7 +157,10 @@ def _model(run: Run, recipe: Recipe) -> Settings:
         "model.transformer_impl": "local" if kernels.own_layers else "transformer_engine",
         "model.attention_backend": megatron.asked_attention(run),
         "model.gradient_accumulation_fusion": kernels.fused_accumulation,
+        **{f"model.{name}": value for name, value in mixer_sizes(model).items()},
     }  # fmt: skip
+    if model.is_hybrid:
+        found["model.hybrid_layer_pattern"] = str(pattern_of(run))
     if latent is not None:
         found |= {
             "model.q_lora_rank": latent.query_rank,
@@ -166,11 +175,13 @@ def _model(run: Run, recipe: Recipe) -> Settings:
     return found
 
 
-def _activation(run: Run) -> str | None:
+def _activation(run: Run, recipe: Recipe) -> str | None:
     """Return the activation function by its PyTorch name; None: use that of the recipe."""
     model = run.model
-    if model.last.gates == 2:
+    if any(one.gates == 2 for one in model.kinds):
         return "silu"
+    if recipe.settings.get("model.activation_func") == "squared_relu":
+        return "squared_relu"
     weighted = model.experts is not None and run.runtime.experts.fused_weighting
     return "squared_relu" if weighted else None
 
@@ -186,7 +197,12 @@ def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
         "model.moe_router_num_groups": experts.groups if experts.groups > 1 else None,
         "model.moe_router_group_topk": experts.groups_per_token if experts.groups > 1 else None,
         "model.activation_func_clamp_value": 7.0 if experts.clamped else None,
-        "model.moe_layer_freq": 1 if all(mixtures) else [int(kind) for kind in mixtures],
+        "model.moe_latent_size": experts.latent,
+        **(
+            {}
+            if run.model.is_hybrid
+            else {"model.moe_layer_freq": 1 if all(mixtures) else [int(kind) for kind in mixtures]}
+        ),
         "model.moe_token_dispatcher_type": kernels.dispatcher,
         "model.moe_flex_dispatcher_backend": megatron.flex_backend(run) if flex else None,
         "model.moe_grouped_gemm": kernels.grouped,
@@ -196,6 +212,9 @@ def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
         "model.moe_pad_expert_input_to_capacity": kernels.padded or None,
         "model.moe_router_dtype": "fp32" if kernels.router_fp32 else None,
         "model.use_transformer_engine_op_fuser": kernels.fused_mlp,
+        "model.use_fused_weighted_squared_relu": (
+            (kernels.fused_weighting and not experts.gated) or None
+        ),
         # A softmax over a single selected score is always 1.
         "model.moe_router_pre_softmax": (experts.per_token == 1 and softmax) or None,
     }
@@ -203,13 +222,15 @@ def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
 
 def _degrees(run: Run) -> Settings:
     strategy, split, pp, vpp = run.strategy, run.split, run.strategy.pp, run.strategy.vpp
-    ends = even_ends(run)
+    # the pattern of a hybrid has its stages and chunks
+    ends = (0, 0) if run.model.is_hybrid else even_ends(run)
+    chunked = vpp > 1 and ends is not None and not run.model.is_hybrid
     found: Settings = {
         "model.tensor_model_parallel_size": split.tp,
         "model.pipeline_model_parallel_size": pp,
         "model.context_parallel_size": split.cp,
         "model.sequence_parallel": split.splits_sequence,
-        "model.virtual_pipeline_model_parallel_size": vpp if vpp > 1 and ends is not None else None,
+        "model.virtual_pipeline_model_parallel_size": vpp if chunked else None,
         "model.pipeline_model_parallel_layout": layout_of(strategy) if ends is None else None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,
         "model.account_for_loss_in_pipeline_split": bool(ends and ends[1]) or None,
@@ -285,8 +306,9 @@ def _samples(run: Run) -> Settings:
     }
 
 
-_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""Modules of Megatron-Core that have an adapter by default (`peft/lora.py`)."""
+_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
+"""Modules of Megatron-Core that have an adapter: by default (`peft/lora.py`), and those of mixers
+in recipes of hybrids (`recipes/nemotronh`)."""
 
 
 def _graphs(run: Run, recipe: Recipe) -> Settings:
@@ -426,6 +448,13 @@ _SIZES = frozenset({
         "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "num_moe_experts", "moe_router_topk",
         "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq",
         "moe_router_num_groups", "moe_router_group_topk", "activation_func_clamp_value",
+        "activation_func", "moe_latent_size", "attention_output_gate", "is_hybrid_model",
+        "hybrid_layer_pattern",
+        "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
+        "experimental_attention_variant", "linear_attention_freq", "linear_num_key_heads",
+        "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_conv_kernel_dim", "dsa_indexer_n_heads", "dsa_indexer_head_dim",
+        "dsa_indexer_topk",
     )
 })  # fmt: skip
 """Keys of model sizes, which recipes read from the Hugging Face configuration of the model."""
@@ -491,4 +520,9 @@ def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:
     )
     if recipe.name == _VANILLA:
         yield "no recipe has these sizes: set the tokenizer (tokenizer.tokenizer_model) as well"
+    if recipe.name == _HYBRID and not alike(recipe.model, run.model):
+        yield (
+            "no recipe has these sizes, so the router and the tokenizer are those of Nemotron 3 "
+            "Nano: set model.moe_router_* and tokenizer.tokenizer_model as well"
+        )
     yield from (text for text in megatron.notes_of(run, place) if "ROTARY_BASE" not in text)

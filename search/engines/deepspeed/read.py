@@ -37,7 +37,7 @@ from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
 from search.engines.candidate import linear_targets
 from search.engines.deepspeed.rules import FILE, SPACE
-from search.engines.huggingface.models import model_named
+from search.engines.huggingface.models import model_named, projections_of
 from search.engines.huggingface.named_optimizers import has_narrow_adapters
 from search.engines.huggingface.optimizers import (
     script_kernels,
@@ -283,16 +283,6 @@ _ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3", "flash_attention
 """Kernels of transformers that store no scores."""
 _HALVES = ("max-source-length",)
 """Lengths of a prompt alone, which count if there is no other."""
-_PROJECTIONS: Mapping[str, tuple[Target, ...]] = {
-    "q_proj": ("query",),
-    "k_proj": ("key",),
-    "v_proj": ("value",),
-    "o_proj": ("projection",),
-    "gate_proj": ("fc1",),
-    "up_proj": ("fc1",),
-    "down_proj": ("fc2",),
-}
-"""GEMMs of a decoder layer by the names of their modules in transformers."""
 _FUSED: Mapping[str, tuple[Target, ...]] = {
     "qkv_proj": ("query", "key", "value"),
     "query_key_value": ("query", "key", "value"),
@@ -314,7 +304,11 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
                 name for name in words.words if name.startswith(("lora", "use-dora"))
             )
         return None
-    names, known = words.list("lora-target-modules"), {**_PROJECTIONS, **_FUSED}
+    names, own = words.list("lora-target-modules"), projections_of(model)
+    if not names and model.torch_mixers:
+        problem = f"is missing, and PEFT has no default for models with {model.torch_mixers}"
+        raise keys.fail("--lora_target_modules", problem, "Use all-linear")
+    known = {**_FUSED, **own}
     targets = frozenset(target for name in names for target in known.get(name, ()))
     others = sorted({*names} - {*known})
     if others in (["all-linear"], ["all"]):
@@ -323,7 +317,7 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
         raise keys.unpriced(
             "--lora_target_modules",
             f"{shorten(others[0])} is not a projection of a decoder",
-            f"Use all-linear or {', '.join(_PROJECTIONS)}",
+            f"Use all-linear or {', '.join(name for name in own if own[name])}",
         )
     # PEFT ignores names that match no module.
     targets = targets & linear_targets(model) or targets
@@ -350,7 +344,7 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
     return Adapters(
         rank=rank or 16,
         targets=targets or frozenset({"query", "value"}),
-        fused=any(name in _FUSED for name in names),
+        fused=any(name in _FUSED and name not in own for name in names),
         base=base,
         dropout=dropout,
     )

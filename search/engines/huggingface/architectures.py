@@ -138,9 +138,7 @@ def _of_model(model: Model) -> Sizes:
         found |= {"gated_linear_unit": False, "activation_func": "squared_relu"}
     if model.positions == "none":
         found["position_embedding_type"] = "none"
-    if attention.gated:
-        found["attention_output_gate"] = True
-    found |= _of_mixers(model)
+    found |= mixer_sizes(model)
     if attention.yarn:
         found["position_embedding_type"] = "yarn"
     if model.mtp:
@@ -178,9 +176,9 @@ def _of_model(model: Model) -> Sizes:
     return found
 
 
-def _of_mixers(model: Model) -> Sizes:
-    """Return the fields of mixers other than attention, and of layers of one part."""
-    found: Sizes = {}
+def mixer_sizes(model: Model) -> Sizes:
+    """Return the fields of gated and sparse attention, other mixers, and layers of one part."""
+    found: Sizes = {"attention_output_gate": True} if model.attention.gated else {}
     mamba, delta, sparse = model.first_mamba, model.first_delta, model.first_sparse
     if sparse is not None and sparse.indexer is not None:
         indexer = sparse.indexer

@@ -22,14 +22,18 @@ from autopar.run.architecture import (
     Attention,
     Layer,
     LayerGroup,
+    LightningAttention,
     Mlp,
     Model,
+    Recurrent,
+    ShortConvolution,
     decoder_layers,
     grouped,
     without_window,
 )
 from autopar.run.model import ModelSpec, has_patches
 from autopar.run.of_plan import uniform_model
+from autopar.training.adapters import Target
 from search.engines.text import named_path
 
 
@@ -209,6 +213,37 @@ def _shipped(name: str) -> Model | None:
     if reads_words and any(one.cross_attention or not one.causal for one in spec.layers):
         return None
     return _of_torch(spec)
+
+
+_PROJECTIONS: Mapping[str, tuple[Target, ...]] = {
+    "q_proj": ("query",),
+    "k_proj": ("key",),
+    "v_proj": ("value",),
+    "o_proj": ("projection",),
+    "gate_proj": ("fc1",),
+    "up_proj": ("fc1",),
+    "down_proj": ("fc2",),
+}
+_OF_MIXERS: Mapping[type[Recurrent], Mapping[str, tuple[Target, ...]]] = {
+    ShortConvolution: {
+        "o_proj": (), "gate_proj": (), "up_proj": (), "down_proj": (),
+        "in_proj": ("mixer_in",), "out_proj": ("projection", "mixer_out"),
+        "w1": ("fc1",), "w3": ("fc1",), "w2": ("fc2",),
+    },
+    LightningAttention: {
+        "qkv_proj": ("mixer_in",), "output_gate": ("mixer_in",), "out_proj": ("mixer_out",)
+    },
+}  # fmt: skip
+
+
+def projections_of(model: Model) -> dict[str, tuple[Target, ...]]:
+    """Return the targets of adapters by the names of their modules in transformers.
+
+    A name that the model does not have has none (transformers 5.24: models/lfm2, models/minimax).
+    """
+    mixers = {type(one.recurrent): None for one in model.kinds if one.recurrent is not None}
+    own = {name: one for kind in mixers for name, one in _OF_MIXERS.get(kind, {}).items()}
+    return {**_PROJECTIONS, **own}
 
 
 _ANY_LENGTH = 1

@@ -21,9 +21,9 @@ from autopar.records import Record, replace
 from autopar.run.architecture import LightningAttention, Model, Recurrent, ShortConvolution
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
-from autopar.training.adapters import Adapters, Target
+from autopar.training.adapters import Adapters
 from search.engines.exporter_types import ExportTarget, spec_of
-from search.engines.huggingface.models import Decoder, published_model
+from search.engines.huggingface.models import Decoder, projections_of, published_model
 from search.engines.huggingface.named_optimizers import of_wide_weights, word_of
 from search.engines.plans import ExportJob, target_of
 from search.engines.words import one_line, required
@@ -360,29 +360,18 @@ def trainer_settings(run: Run, model: NamedModel, *, checkpoints: bool = True) -
     if run.syncs_each_batch:
         found |= SYNCED
     if run.runtime.adapters is not None:
-        found |= _adapters(run.runtime.adapters)
+        found |= _adapters(run, run.runtime.adapters)
     return found
 
 
-_MODULES: Mapping[Target, tuple[str, ...]] = {
-    "query": ("q_proj",),
-    "key": ("k_proj",),
-    "value": ("v_proj",),
-    "projection": ("o_proj",),
-    "fc1": ("gate_proj", "up_proj"),
-    "fc2": ("down_proj",),
-}
-"""Module names in transformers of each LoRA target; experts have no separate names."""
-
-
-def _adapters(adapters: Adapters) -> dict[str, Any]:
+def _adapters(run: Run, adapters: Adapters) -> dict[str, Any]:
     """Return the settings of LoRA adapters, with the names of TRL's `ModelConfig`."""
     found: dict[str, Any] = {
         "use_peft": True,
         "lora_r": adapters.rank,
         "lora_dropout": adapters.dropout,
     }
-    names = adapted_modules(adapters)
+    names = adapted_modules(run)
     if names:
         found["lora_target_modules"] = names
     if adapters.base == "nf4":
@@ -398,6 +387,9 @@ def _adapters(adapters: Adapters) -> dict[str, Any]:
     return found
 
 
-def adapted_modules(adapters: Adapters) -> list[str]:
+def adapted_modules(run: Run) -> list[str]:
     """Return the names in transformers of the modules that have an adapter."""
-    return [name for target, own in _MODULES.items() if target in adapters.targets for name in own]
+    adapters = run.runtime.adapters
+    targets = frozenset() if adapters is None else adapters.targets
+    modules = projections_of(run.model).items()
+    return [name for name, own in modules if own and targets.issuperset(own)]

@@ -386,6 +386,8 @@ EXPERT_OVERLAP = (
                     "moe-token-dispatcher-type=flex", lambda all_to_all, flex:
                     (all_to_all + flex) == 0, "--moe-token-dispatcher-type alltoall or flex"),
     _beside_overlap("mtp", "mtp", lambda mtp: mtp > 1, "one MTP layer at most"),
+    _beside_overlap("hybrid", "hybrid", lambda hybrid: hybrid,
+                    "a GPT model: HybridModel has no build_schedule_plan"),
     _beside_overlap("precision", "16_bits", lambda bits: bits == 0, "--bf16 or --fp16"),
 )  # fmt: skip
 
@@ -633,9 +635,15 @@ ADAPTERS = (
 
 Sources: `peft/utils.py` and `training/setup.py`.
 """
+HYBRID_CHUNKS = _rule(
+    "hybrid.chunks", "hybrid, vpp", lambda hybrid, vpp: hybrid * (vpp > 1),
+    "Megatron-Bridge has no model chunks of a stage in hybrid models, got vpp({vpp})",
+    "`provide` of models/hybrid/hybrid_provider.py",
+)  # fmt: skip
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
 SPACE = (
     NO_PATCHES,
+    _when("fine_tunes", HYBRID_CHUNKS),
     NO_TORCH_MIXERS,
     _rule("wide-norms", "wide_norms", lambda wide: wide,
           "no argument of Megatron-LM norms queries and keys over all heads"),
@@ -695,6 +703,8 @@ SPACE = (
           f"--{_OVERLAP} excludes recomputed experts"),
     _rule("moe-overlap.mtp", "overlap_experts, mtp", lambda overlap, mtp: overlap * (mtp > 1),
           f"--{_OVERLAP} needs one MTP layer at most"),
+    _rule("moe-overlap.hybrid", "overlap_experts, hybrid", lambda overlap, hybrid:
+          overlap * hybrid, f"--{_OVERLAP} needs a GPT model, not a hybrid"),
     # Source: TransformerConfig up to core 0.16.
     _rule("moe-overlap.mtp-stages", "overlap_experts, mtp, pp", lambda overlap, mtp, pp:
           overlap * (mtp == 1) * (pp == 1),

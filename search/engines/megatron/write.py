@@ -314,9 +314,12 @@ def _dispatches(run: Run) -> bool:
 
 
 def flex_backend(run: Run) -> str:
-    """Return the backend of the flex dispatcher: `hybridep` on GB200 and GB300, else `deepep`."""
+    """Return the backend of the flex dispatcher: `hybridep` on GB200 and GB300, else `deepep`.
+
+    Only `hybridep` has padded experts.
+    """
     linked = run.gpu.upper().startswith(("GB200", "GB300"))
-    return "hybridep" if linked else "deepep"
+    return "hybridep" if linked or run.runtime.experts.padded else "deepep"
 
 
 _ROUTER: Mapping[str, str] = {

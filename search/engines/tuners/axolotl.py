@@ -83,7 +83,7 @@ def _document(run: Run, model: NamedModel) -> dict[str, Any]:
             "lora_r": adapters.rank,
             "lora_alpha": 2 * adapters.rank,
             "lora_dropout": adapters.dropout,
-            "lora_target_modules": adapted_modules(adapters),
+            "lora_target_modules": adapted_modules(run),
             # Kernels of axolotl that are on by default, and not priced.
             "lora_mlp_kernel": False,
             "lora_qkv_kernel": False,

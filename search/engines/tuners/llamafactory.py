@@ -99,7 +99,7 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
             "lora_rank": adapters.rank,
             "lora_alpha": 2 * adapters.rank,
             "lora_dropout": adapters.dropout,
-            "lora_target": ",".join(adapted_modules(adapters)),
+            "lora_target": ",".join(adapted_modules(run)),
         }
         if adapters.base != "16 bits":
             found["quantization_bit"] = 4 if adapters.base == "nf4" else 8

@@ -24,11 +24,14 @@ from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
+from autopar.run.job import adapter_parameters
 from autopar.run.model import model_parameter_count
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.run.strategy import even_chunks
-from search.engines.candidate import Candidate, Constraints
+from autopar.training.adapters import Adapters
+from search.engines.candidate import Candidate, Constraints, TrainingSettings
+from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.space import EngineContext, run_of
@@ -144,6 +147,75 @@ def test_a_short_convolution_saves_what_autograd_does(model: Callable[..., Path]
     seen = _seen(lambda: forward(x, first, second, weight), own)
     # the operator of PyTorch pads the sequence by two tokens
     assert sum(seen) // tokens == pytest.approx(counted, rel=2 / tokens)
+    # frozen, so that only the last matrix needs its input no more
+    for one in (*first.parameters(), *second.parameters(), weight, x):
+        one.requires_grad_(one is x)
+    frozen = sum(_seen(lambda: forward(x, first, second, weight), own)) // tokens
+    with_attention = replace(
+        run, runtime=replace(run.runtime, adapters=Adapters(targets=frozenset({"query"})))
+    )
+    parts = dict(parts_without_recompute(with_attention.rank_layers[0]))
+    assert "mixer output" not in parts
+    assert parts["norm output"] == 0
+    counted = sum(parts[name] for name in names[:3]) // TOKENS
+    assert frozen == pytest.approx(counted, rel=2 / tokens)
+
+
+SMALL = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "vocab_size": 1000}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "elements", "names"),
+    [
+        (LFM2, 11_108_352,
+         "q_proj k_proj v_proj in_proj out_proj w1 w3 w2"),
+        ({**LFM2, **MOE, **SMALL, "intermediate_size": 1024, "moe_intermediate_size": 256,
+          "num_experts": 8, "num_hidden_layers": 6, "layer_types": [
+              "full_attention" if at in (2, 4) else "conv" for at in range(6)]}, 450_560,
+         "q_proj k_proj v_proj in_proj out_proj w1 w3 w2"),
+        ({**TEXT, **SMALL, "head_dim": 64, "num_hidden_layers": 4, "intermediate_size": 256,
+          "attn_type_list": [1, 0] * 2}, 237_568,
+         "q_proj k_proj v_proj o_proj qkv_proj output_gate out_proj"),
+    ],
+    ids=["dense", "experts", "lightning"],
+)  # fmt: skip
+@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
+def test_adapters_of_mixers_are_those_of_peft(
+    config: dict[str, Any], elements: int, names: str, engine: str, model: Callable[..., Path]
+) -> None:
+    """Trainable parameters of PEFT 0.21.2 on a meta device, with the modules of the export."""
+    training = TrainingSettings(lora_rank=16)
+    job = context(model(config), training=training)
+    chunks = even_chunks(job.model.num_layers, 1)
+    choice = Candidate(global_batch=64, micro_batch=1, zero=2, chunks=chunks)
+    run = run_of(engine_space(engine), job, choice)
+    trained = sum(one.elements for one in stage_weights(run, 0)[0] if one.trained)
+    assert trained == elements
+    priced = job_of_run(run)
+    counted = sum(block.number * sum(adapter_parameters(priced, block)) for block in priced.blocks)
+    assert counted == elements
+    found = written(run, engine=engine, place=ExportTarget(num_nodes=1, gpus_per_node=8))
+    assert found.losses == ()
+    assert without_effect(found.runs) == without_effect(run)
+    assert f"lora_target_modules: [{', '.join(names.split())}]\n" in found.files["sft.yaml"]
+
+
+def test_adapters_of_mixers_need_targets(model: Callable[..., Path], tmp_path: Path) -> None:
+    """PEFT knows the default of q_proj and v_proj for listed families alone."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True}, "zero_optimization": {"stage": 2},
+    }))  # fmt: skip
+    words = f"deepspeed sft.py --deepspeed {path} --model_name_or_path {model(LFM2)} "
+    for more, problems in (
+        ("", ["read.key"]), ("--optim adamw_torch --lora_target_modules in_proj out_proj", [])
+    ):  # fmt: skip
+        script = tmp_path / "run.sh"
+        script.write_text(f"{words} --max_length 4096 --use_peft {more}\n")
+        found = autopar.check(str(script), hardware="h100:1x8")
+        assert [one["id"] for one in found["launches"][0]["findings"]] == problems
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from autopar.documents.spec import load_spec
-from autopar.errors import UnsupportedError
+from autopar.errors import InputError, UnsupportedError
+from autopar.price.parameters import stage_weights
 from autopar.records import replace
 from autopar.run.of_plan import uniform_model
+from autopar.run.rules import RuleError
 from autopar.run.run import Run
+from autopar.run.strategy import even_chunks
 from search.engines.bridge.read import run_of_settings
 from search.engines.bridge.recipes import (
     Recipe,
@@ -16,15 +21,18 @@ from search.engines.bridge.recipes import (
     named_recipe,
     performance_recipe,
 )
+from search.engines.candidate import Candidate, TrainingSettings
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.huggingface.architectures import architecture_names
-from search.engines.table import writer_of
+from search.engines.megatron.stages import pattern_of
+from search.engines.space import EngineContext, run_of
+from search.engines.table import engine_space, writer_of
 
-UNWRITTEN = ("nemotron_3_nano", "nemotron_3_super", "qwen3_next_80b_a3b")
-"""Models with layers that no file is written for."""
-WRITTEN = sorted({*architecture_names()} - {*UNWRITTEN})
+HYBRIDS = ("nemotron_3_nano", "nemotron_3_super", "qwen3_next_80b_a3b")
+"""Models with mixers other than attention."""
+WRITTEN = sorted(architecture_names())
 KNOWN = [name for name in WRITTEN if named_recipe(f"{name}_pretrain_config").model == name]
 TUNED = [name for name in WRITTEN if named_recipe(f"{name}_peft_config").model == name]
 FINE_TUNED = [name for name in WRITTEN if named_recipe(f"{name}_sft_config").model == name]
@@ -74,19 +82,98 @@ def test_library_recipes_come_back(name: str) -> None:
     check(of_recipe(recipe, max(ranks, 8), "h100"), recipe.model)
 
 
-@pytest.mark.parametrize("name", UNWRITTEN)
-def test_a_recipe_of_other_mixers_is_read_and_not_written(name: str) -> None:
-    """Its model is that of the shipped spec, and an export for Bridge says what it lacks."""
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_recipe_of_other_mixers_has_the_shipped_model(name: str) -> None:
     recipe = named_recipe(f"{name}_pretrain_config")
     shipped = uniform_model(load_spec(name.replace("_", "-").removesuffix("-a3b")))
-    run = of_recipe(recipe, 64, "h100")
-    own = run.model
+    own = of_recipe(recipe, 64, "h100").model
     assert [one.mixers for one in own.each_layer] == [one.mixers for one in shipped.each_layer]
     assert [one.mlp for one in own.each_layer] == [one.mlp for one in shipped.each_layer]
     assert (own.vocab, own.hidden, own.tied) == (shipped.vocab, shipped.hidden, shipped.tied)
-    place = ExportTarget(num_nodes=8, gpus_per_node=8)
-    with pytest.raises(UnsupportedError, match="no file of Megatron-Bridge is written"):
-        written(run, engine="megatron-bridge", place=place)
+
+
+def of_search(
+    name: str, *, lora: int | None = None, sft: bool = False, pp: int = 1, vpp: int = 1, **more: Any
+) -> Run:
+    """Return a run of Megatron-LM with a shipped model, as a search makes it."""
+    model = uniform_model(load_spec(name))
+    job = EngineContext(
+        name=name, model=model, seq=4096, global_batches=(64,), world=16, gpu="h100-80gb",
+        domain=8, training=TrainingSettings(lora_rank=lora, sft=sft),
+    )  # fmt: skip
+    chunks = even_chunks(model.num_layers, pp, vpp, mtp=model.mtp)
+    choice = Candidate(
+        global_batch=64, micro_batch=1, zero=1, ep=8, dispatcher="flex", pp=pp, vpp=vpp,
+        chunks=chunks, schedule="interleaved" if vpp > 1 else "1f1b", **more,
+    )  # fmt: skip
+    return run_of(engine_space("megatron"), job, choice)
+
+
+def test_adapters_of_a_hybrid_are_those_of_its_recipe() -> None:
+    """Ranks of 32 in both matrices of a mixer; local experts share theirs (`peft/lora.py`)."""
+    run = of_search("nemotron-3-nano", lora=32)
+    weights = stage_weights(run, 0)[0]
+    trained = {one.name: one for one in weights if one.trained}
+    hidden, inner, projected = 2688, 64 * 64, 2 * 64 * 64 + 2 * 8 * 128 + 64
+    own = {name: trained[f"mixer {name} adapter A"].elements
+           + trained[f"mixer {name} adapter B"].elements for name in ("in", "out")}  # fmt: skip
+    assert own == {"in": 32 * (hidden + projected), "out": 32 * (inner + hidden)}
+    attention = (hidden + 32 * 128 + 2 * 2 * 128) + (32 * 128 + hidden)
+    mixture = 2 * (hidden + 3712) + 2 * (hidden + 1856)
+    mixer = (hidden + projected) + (inner + hidden)
+    total = 32 * (23 * mixer + 6 * attention + 23 * mixture)
+    assert sum(one.elements for one in weights if one.trained) == total
+    check(run, "nemotron_3_nano", "peft")
+    read = of_recipe(named_recipe("nemotron_3_nano_peft_config"), 16, "h100-80gb")
+    assert read.runtime.adapters == run.runtime.adapters
+
+
+def test_stages_of_a_hybrid_are_in_its_pattern() -> None:
+    run = of_search("nemotron-3-nano", pp=2)
+    place = ExportTarget(num_nodes=2, gpus_per_node=8, model="nemotron-3-nano")
+    found = written(run, engine="megatron-bridge", place=place)
+    # the default of `comm_overlap`
+    assert [one.field for one in found.losses] == ["states.bucket"]
+    text = found.files["bridge_overrides.sh"]
+    assert f'"model.hybrid_layer_pattern={pattern_of(run)}"' in text
+    assert str(pattern_of(run)).count("|") == 1
+    with pytest.raises(InputError, match=r"no model chunks .*vpp\(2\)"):
+        written(of_search("nemotron-3-nano", pp=2, vpp=2), engine="megatron-bridge", place=place)
+
+
+def test_a_hybrid_without_a_recipe_changes_that_of_nemotron() -> None:
+    run = of_search("granite-4-small", pp=2)
+    spec = load_spec("granite-4-small")
+    place = ExportTarget(num_nodes=2, gpus_per_node=8, model="granite-4-small", spec=spec)
+    found = written(run, engine="megatron-bridge", place=place)
+    assert [one.field for one in found.losses] == ["states.bucket"]
+    assert "--recipe nemotron_3_nano_pretrain_config" in found.files["bridge_overrides.sh"]
+    assert any("model.moe_router_*" in note for note in found.notes)
+    tuned = replace(run, runtime=replace(run.runtime, sft=True))
+    with pytest.raises(UnsupportedError, match="no SFT recipe for granite-4-small"):
+        written(tuned, engine="megatron-bridge", place=place)
+
+
+def test_gated_delta_nets_need_a_recipe() -> None:
+    run = of_search("qwen3-next-80b")
+    other = replace(run, model=replace(run.model, vocab=1000))
+    place = ExportTarget(num_nodes=2, gpus_per_node=8, model="other")
+    with pytest.raises(UnsupportedError, match="no recipe for other"):
+        written(other, engine="megatron-bridge", place=place)
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"lora": 32, "pp": 2, "vpp": 2}, "megatron.hybrid.chunks"),
+        ({"sft": True, "pp": 2, "vpp": 2}, "megatron.hybrid.chunks"),
+        ({"overlap_experts": True}, "megatron.moe-overlap.hybrid"),
+    ],
+)
+def test_plans_that_no_hybrid_runs_are_not_searched(more: dict[str, Any], rule: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        of_search("nemotron-3-nano", **more)
+    assert caught.value.ids == (rule,)
 
 
 @pytest.mark.parametrize(("model", "gpu", "precision", "gpus"), PERFORMANCE)
