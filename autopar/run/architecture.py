@@ -386,13 +386,6 @@ class Layer(Record):
         return {"layer": 2, "rms": 1, "plain": 0}[self.norm]
 
 
-def is_reused(layer: Layer) -> bool:
-    """Return True if a layer attends to the keys that an earlier one has chosen."""
-    attention = layer.attention
-    indexer = None if attention is None else attention.indexer
-    return indexer is not None and indexer.reused
-
-
 class LayerGroup(Record):
     """Consecutive equal layers."""
 
@@ -489,6 +482,14 @@ class Model(Record, dict=True):
         """Attention of the first layer with an indexer; None for a model without such layers."""
         found = (one.attention for one in self.kinds)
         return next((one for one in found if one is not None and one.indexer is not None), None)
+
+    @cached_property
+    def reused(self) -> tuple[bool, ...]:
+        """One boolean per layer: True if it attends to the keys that an earlier one has chosen."""
+        each = (one.attention for one in self.each_layer)
+        return tuple(
+            one is not None and one.indexer is not None and one.indexer.reused for one in each
+        )
 
     @property
     def is_hybrid(self) -> bool:
@@ -711,6 +712,11 @@ def _heads(layer: Layer) -> tuple[object, ...] | None:
     return (*sizes, one.latent, one.head_norms, one.dropout, one.gated)
 
 
+def _indexer(attention: Attention) -> Indexer | Literal[0]:
+    one = attention.indexer
+    return 0 if one is None else replace(one, reused=False)
+
+
 def _norms(layer: Layer) -> tuple[object, ...]:
     return (layer.norm, layer.norms - layer.parts)
 
@@ -719,7 +725,7 @@ _ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
     "widths": lambda layer: layer.hidden,
     "sequence lengths": lambda layer: layer.seq_length,
     "heads": _heads,
-    "indexers": lambda layer: None if layer.attention is None else layer.attention.indexer or 0,
+    "indexers": lambda layer: None if layer.attention is None else _indexer(layer.attention),
     "mixers": lambda layer: layer.recurrent,
     "norms": _norms,
     "biases": lambda layer: layer.biases,

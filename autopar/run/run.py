@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from autopar.records import Positive, Record, replace
-from autopar.run.architecture import Layer, Model, is_reused
+from autopar.run.architecture import Layer, Model
 from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
 from autopar.run.strategy import Recomputation, Split, Strategy, with_split
@@ -200,12 +200,12 @@ def mixer_values(model: Model) -> dict[str, Any]:
 
 def _starts_reused(run: Run) -> Iterator[bool]:
     """Yield for each chunk of layers True if the first one reuses the keys of an earlier layer."""
-    each = run.model.each_layer
+    reused = run.model.reused
     for stage in run.strategy.stages:
         for chunk in stage:
             # a layer outside of the model breaks another rule
-            if chunk.layers and chunk.layers[0] < len(each):
-                yield is_reused(each[chunk.layers[0]])
+            if chunk.layers and chunk.layers[0] < len(reused):
+                yield reused[chunk.layers[0]]
 
 
 def legal(run: Run) -> Run:

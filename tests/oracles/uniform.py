@@ -213,8 +213,9 @@ def _settings(
             continue
         times = unit.layer_s, unit.first_s, unit.end_s
         found = layouts(
-            *times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout, schedule=schedule
-        )
+            *times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout, schedule=schedule,
+            reused=job.model.reused,
+        )  # fmt: skip
         for layout in found:
             words = [*engine.recompute(job.model)]
             if engine.blocks:
@@ -436,6 +437,24 @@ def small_sparse(draw: random.Random) -> Model:
     return replace(plain, layers=layers, repeat=repeat)
 
 
+def small_reused(draw: random.Random) -> Model:
+    """Return a model with sparse attention in which layers reuse keys of earlier ones."""
+    plain = small_sparse(draw)
+    first, every = draw.choice([1, 2]), draw.choice([2, 3])
+    each = []
+    for place, layer in enumerate(plain.each_layer):
+        attention = layer.attention
+        assert attention is not None
+        assert attention.indexer is not None
+        reused = max(place + 1 - first, 0) % every > 0
+        own = replace(attention.indexer, every=every, reused=reused)
+        each.append(with_attention(layer, replace(attention, indexer=own)))
+    groups, repeat = grouped(tuple(each))
+    # an MTP layer chooses its keys
+    block = () if any(one == each[-1] for one in each[:first]) else (each[0],)
+    return replace(plain, layers=groups, repeat=repeat, mtp_block=block if plain.mtp else ())
+
+
 def small_wide(draw: random.Random) -> Model:
     """Return a model with norms of queries and keys over all heads."""
     plain = small_model(draw)
@@ -471,7 +490,8 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
 
 
 Kind = Literal[
-    "plain", "hybrid", "sparse", "wide", "convolution", "packed", "recipe", "tuned", "synced"
+    "plain", "hybrid", "sparse", "reused", "wide", "convolution", "packed", "recipe", "tuned",
+    "synced",
 ]  # fmt: skip
 """Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`convolution`),
 of torchtitan's adapters (`recipe`), of optimizers of fine-tuning (`tuned`), or of gradients that
@@ -493,7 +513,9 @@ TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     ("megatron", TrainingSettings(sft=True)),
 )
 """Engine and settings of the questions of kind `tuned`."""
-_OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse, "wide": small_wide}
+_OF_MEGATRON = {
+    "hybrid": small_hybrid, "sparse": small_sparse, "reused": small_reused, "wide": small_wide
+}  # fmt: skip
 """Models of Megatron-LM alone, by kind."""
 
 

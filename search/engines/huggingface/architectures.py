@@ -191,6 +191,9 @@ def mixer_sizes(model: Model) -> Sizes:
             "dsa_indexer_use_sparse_loss": indexer.trained,
             "apply_rope_fusion": False,
         }
+        if indexer.every > 1:
+            found["dsa_indexer_topk_freq"] = indexer.every
+            found["dsa_indexer_skip_topk_offset"] = (*model.reused, True).index(True)
     if model.is_hybrid:
         main = "".join(map(letters_of, model.each_layer))
         further = "".join(map(letters_of, model.each_mtp))

@@ -19,7 +19,6 @@ from autopar.run.architecture import (
     Indexer,
     Mamba,
     Model,
-    is_reused,
     windows_of,
 )
 from autopar.run.run import Run
@@ -192,8 +191,7 @@ def _indexer(model: Model, indexer: Indexer) -> Iterator[Argument]:
     yield _one("dsa-indexer-head-dim", indexer.width)
     yield _one("dsa-indexer-topk", indexer.topk)
     if indexer.every > 1:
-        reused = [*map(is_reused, model.each_layer)]
-        first = reused.index(True) if any(reused) else len(reused)
+        first = (*model.reused, True).index(True)
         yield _one("dsa-indexer-topk-freq", indexer.every)
         yield _one("dsa-indexer-skip-topk-offset", first)
     if indexer.trained:

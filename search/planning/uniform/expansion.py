@@ -257,18 +257,18 @@ class CandidateExpander:
         """Return the layer partitions to try for a candidate's stages and chunks."""
         key = (unit, choice.pp, choice.vpp, choice.schedule)
         if key not in self._known_partitions:
-            self._known_partitions[key] = tuple(
-                layouts(
-                    unit.layer_s,
-                    unit.first_s,
-                    unit.end_s,
-                    choice.pp,
-                    choice.vpp,
-                    mtp=self.job.model.mtp,
-                    any_layout=self.engine.any_layout,
-                    schedule=choice.schedule,
-                )
+            found = layouts(
+                unit.layer_s,
+                unit.first_s,
+                unit.end_s,
+                choice.pp,
+                choice.vpp,
+                mtp=self.job.model.mtp,
+                any_layout=self.engine.any_layout,
+                schedule=choice.schedule,
+                reused=self.job.model.reused,
             )
+            self._known_partitions[key] = tuple(found)
         return self._known_partitions[key]
 
     def _laid_out(self, unit: DegreeTimes, choice: Candidate) -> Iterator[Candidate]:

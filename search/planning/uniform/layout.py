@@ -4,7 +4,9 @@ The search tries the even default partitions of engines, with embedding and head
 or not, and one balanced partition, which minimises the time of the slowest stage. The balanced
 partition is tried only if the layers of the largest stage divide evenly into its chunks. Uneven
 chunks would make neighbouring stages wait, which a step time computed from whole stages does not
-include. Step times of partitions are computed in `search.planning.uniform.cost_model`.
+include. Chunks do not begin with a layer that reuses the keys of an earlier one: stages of the
+balanced partition begin at the nearest other layer. Step times of partitions are computed in
+`search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -41,6 +44,7 @@ def layouts(
     mtp: int = 0,
     any_layout: bool = True,
     schedule: Schedule = "1f1b",
+    reused: Sequence[bool] = (),
 ) -> Iterator[Layout]:
     """Yield the distinct layer partitions to try for a number of stages and of chunks per stage.
 
@@ -49,6 +53,7 @@ def layouts(
     mtp : number of MTP modules
     any_layout : True adds the balanced partition, if the engine supports uneven partitions
     schedule : only its placement of chunks on stages is used
+    reused : True for layers that no chunk may begin with (`Model.reused`); empty: none
     """
     number, v_shaped = len(layer_s), SCHEDULES[schedule].v_shaped
     if stages == 1:
@@ -58,9 +63,17 @@ def layouts(
     # all schedules that are not V-shaped place chunks alike and share cached layouts
     placed = schedule if v_shaped else None
     seen = _even(number, stages, chunks, mtp, placed)
+    if any(reused):
+        seen = tuple(
+            one
+            for one in seen
+            if not any(reused[chunk.layers[0]] for stage in one for chunk in stage)
+        )
     yield from seen
     if any_layout:
         sizes = balanced_sizes(layer_s, first_s, last_s, stages, chunks, schedule)
+        if sizes is not None and any(reused):
+            sizes = _with_starts(sizes, reused) if chunks == 1 else None
         if sizes is not None:
             found = _of_sizes(tuple(sizes), stages, mtp, placed)
             if found not in seen:
@@ -120,6 +133,17 @@ def balanced_sizes(
         for chunk, size in enumerate(spread_count(schedule, stage, count, chunks)):
             sizes[part_of(schedule, stage, chunk, stages)] = size
     return sizes
+
+
+def _with_starts(sizes: Sequence[int], reused: Sequence[bool]) -> list[int] | None:
+    """Return sizes of stages that begin at the nearest layer that is not reused, or None."""
+    allowed = [layer for layer, one in enumerate(reused) if not one]
+    starts = [
+        min(allowed, key=lambda layer: abs(layer - start)) for start in accumulate(sizes, initial=0)
+    ]
+    starts[-1] = len(reused)
+    found = [end - start for start, end in pairwise(starts)]
+    return found if min(found) > 0 else None
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)

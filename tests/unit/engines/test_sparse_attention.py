@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from search.engines.megatron.rules import broken_rules, violated_rules
 from search.engines.megatron.setting import Setting
 from search.engines.megatron.write import write
 from search.engines.text import flags_of, script_command
+from search.planning.uniform.layout import balanced_sizes, layouts
 from tests.runs import llama, run_of
 from tests.step_cases import machine_named
 
@@ -309,3 +311,16 @@ def test_settings_of_megatron_bridge_have_the_indexer(name: str) -> None:
     assert found.each_layer == published.each_layer
     plain = bridge_model(name, {"experimental_attention_variant": None})
     assert plain.first_sparse is None
+
+
+def test_stages_begin_with_layers_that_choose_keys() -> None:
+    """In GLM-5.2 layers 0, 1 and every fourth from 2 on have an indexer."""
+    reused = tuple(max(place - 2, 0) % 4 > 0 for place in range(78))
+    found = [*layouts([1.0] * 78, 0.0, 2.0, 8, 1, reused=reused)]
+    assert len(found) == 1
+    starts = [stage[0].layers[0] for stage in found[0]]
+    assert not any(reused[start] for start in starts)
+    balanced = list(accumulate(balanced_sizes([1.0] * 78, 0.0, 2.0, 8, 1) or (), initial=0))[:-1]
+    assert all(abs(one - other) <= 2 for one, other in zip(starts, balanced, strict=True))
+    # more stages than layers that choose keys
+    assert [*layouts([1.0] * 78, 0.0, 2.0, 26, 1, reused=reused)] == []
