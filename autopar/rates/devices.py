@@ -24,6 +24,7 @@ _TENSOR_PRECISIONS: Mapping[str, tuple[str, ...]] = {
     "sm_90": ("fp16", "bf16", "fp8", "fp8_block"),
     "sm_100": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
     "sm_103": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
+    "sm_107": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
     "sm_120": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
     "sm_121": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
     "gfx908": ("fp16", "bf16"),

@@ -313,8 +313,9 @@ class Kernels(Record):
 
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-BLACKWELL = ("GB200", "GB300", "B200", "B300")
-"""Name prefixes of devices of one generation; precisions and attention kernels are facts of the
+BLACKWELL = ("GB200", "GB300", "B200", "B300", "VR200")
+"""Name prefixes of devices of one generation, by the first digits of their compute capability;
+Rubin has 10.7. Precisions and attention kernels are facts of the
 card (`autopar.rates.devices`)."""
 
 

@@ -138,6 +138,7 @@ def check_world(options: SiteOptions, world: int) -> None:
 
 
 _DEVICES = (  # device name reported by a GPU, specific patterns first -> its card
+    (r"VR200", "vr200"),
     (r"GB300", "gb300"),
     (r"GB200", "gb200"),
     (r"B300", "b300"),

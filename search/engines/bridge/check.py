@@ -471,4 +471,7 @@ def card(source: Configuration) -> str | None:
     return None if gpu is None else _CARDS.get(gpu.lower())
 
 
-_CARDS = {"h100": "h100-80gb", **{name: name for name in ("b200", "b300", "gb200", "gb300")}}
+_CARDS = {
+    "h100": "h100-80gb",
+    **{name: name for name in ("b200", "b300", "gb200", "gb300", "vr200")},
+}

@@ -302,7 +302,7 @@ def _experts(run: Run, place: ExportTarget, experts: Experts) -> Iterator[Argume
 
 
 _LINKED = 72
-"""Number of GPUs in an NVLink domain of GB200 and GB300."""
+"""Number of GPUs in an NVLink domain of GB200, GB300 and VR200."""
 
 
 def _dispatches(run: Run) -> bool:
@@ -312,11 +312,11 @@ def _dispatches(run: Run) -> bool:
 
 
 def flex_backend(run: Run) -> str:
-    """Return the backend of the flex dispatcher: `hybridep` on GB200 and GB300, else `deepep`.
+    """Return the backend of the flex dispatcher: `hybridep` in racks of 72 GPUs, else `deepep`.
 
     Only `hybridep` has padded experts.
     """
-    linked = run.gpu.upper().startswith(("GB200", "GB300"))
+    linked = run.gpu.upper().startswith(("GB200", "GB300", "VR200"))
     return "hybridep" if linked or run.runtime.experts.padded else "deepep"
 
 
