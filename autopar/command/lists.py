@@ -286,7 +286,7 @@ def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[
     )
 
 
-_OLDER_CARDS = frozenset({"a100-pcie-80gb", "a10g"})
+_OLDER_CARDS = frozenset({"a100-pcie-80gb", "a10g", "v100"})
 """Cards that `autopar cards` lists only with `--verbose`."""
 _CARD_LEGEND = "Other GPUs: autopar cards --like CARD --help. Older ones, sources: --verbose"
 _CARD_SOURCES = (
