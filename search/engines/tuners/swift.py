@@ -90,7 +90,7 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
             "lora_rank": adapters.rank,
             "lora_alpha": 2 * adapters.rank,
             "lora_dropout": adapters.dropout,
-            "target_modules": adapted_modules(adapters),
+            "target_modules": adapted_modules(run),
         }
         if adapters.base != "16 bits":
             found |= {"quant_method": "bnb", "quant_bits": 4 if adapters.base == "nf4" else 8}
