@@ -715,7 +715,7 @@ def _forward_terms(
     hidden = overlapped_tensor_share(machine, job)
     terms: dict[str, float] = {}
     for part in times.parts:
-        terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
+        terms[part.kind] = terms.get(part.kind, 0.0) + as_number(part.forward_s)
     terms["tensor"] = (1 - hidden) * times.tensor.forward_s
     terms["experts"] = exposed_experts * times.experts.forward_s
     terms["context"] = times.context.forward_s

@@ -35,6 +35,8 @@ from search.planning.uniform.bounds import (
     offload as on_host,
     partitions,
 )
+from search.planning.uniform.bounds.blocks import DegreeBlocks, Degrees
+from search.planning.uniform.bounds.degrees import AttentionDegrees
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.bounds.live import StageRows
 from search.planning.uniform.cost_model import UniformCostModel
@@ -176,7 +178,8 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
         alike = np.ones((1, 1))
-        assert expansion.hosted_spread_bytes(unit, spread[None], most[None], alike)[0, at] <= peak
+        model = expansion.offload_of_unit(unit, [rows])
+        assert expansion.hosted_spread_bytes(model, spread[None], most[None], alike)[0, at] <= peak
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
         sizes = partitions.partition_bytes(found, unit, choice, parts)[:, :-2]
@@ -187,7 +190,7 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         assert coarse_s <= lower_s * (1 + 1e-9)
         assert expansion.least_hosted_bytes(unit, parts, sizes)[0, at] <= peak
         freed = np.maximum(0.0, (spread - peak) / most)[:-2]
-        whole_s = expansion.offload_model_time_s(found, unit, [rows], freed[None])[0, at]
+        whole_s = expansion.offload_model_time_s(found, model, freed[None])[0, at]
         assert average_s(whole_s) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
@@ -226,11 +229,38 @@ def check_room(one: Priced, uniform: UniformSearch) -> None:
     own = every_expansion(uniform, choice.schedule, choice.vpp).within(room)
     stages, seconds = own.stages_s(unit, replace(degree, schedule="1f1b"))
     assert pipeline_s <= seconds[stages.index(choice.pp)] <= step_s
+    # bounds of blocks of degrees hold with and without TP overlap
+    found = own_block(replace(degree, schedule="1f1b", tp_overlap=False), uniform, own)
+    assert found * choice.global_batch <= seconds[stages.index(choice.pp)] * (1 + 1e-9)
     staged = replace(degree, schedule="1f1b", pp=choice.pp)
     assert pipeline_s <= openings.reduced_s(unit, staged, pipeline_s) <= step_s
     pipelines = {(one.schedule, one.vpp): s for one, s in openings.pipelines_s(unit, staged)}
     if replace(staged, schedule=choice.schedule, vpp=choice.vpp) in openings.pipelines(staged):
         assert pipelines[choice.schedule, choice.vpp] <= step_s
+
+
+def own_block(
+    degree: Candidate, uniform: UniformSearch, openings: expansion.CandidateExpander
+) -> float:
+    """Return the bound of a block with the degrees of a launch, alone and among others."""
+    way = next(
+        one
+        for one in uniform.space.expert_degrees
+        if all(getattr(one, name) == getattr(degree, name) for name in ("ep", "etp", "precision"))
+        and (one.dispatcher, one.overlap) == (degree.dispatcher, degree.overlap_experts)
+    )
+    every = uniform.space.attention_degrees
+    laid = [at for at, one in enumerate(every) if one == attention_of(degree)]
+    blocks = DegreeBlocks(uniform.space, openings)
+    degrees = Degrees(degree, way, laid[0])
+    (alone,) = blocks.seconds([degrees])
+    assert blocks.seconds([degrees, degrees]) == pytest.approx([alone, alone], rel=1e-12)
+    return float(alone)
+
+
+def attention_of(degree: Candidate) -> AttentionDegrees:
+    """Return the attention sharding of a launch."""
+    return AttentionDegrees(degree.tp, degree.cp, degree.micro_batch, degree.cp_kind)
 
 
 @lru_cache(maxsize=64)

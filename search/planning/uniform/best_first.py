@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.arrays import I64
 from autopar.errors import InputError
 from autopar.price.assessment import Assessment, Target
 from autopar.price.oom_risk import kind_of_model
@@ -25,9 +26,11 @@ from autopar.records import Record, replace
 from autopar.run.run import Run
 from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
+from search.planning.uniform.bounds.blocks import DegreeBlocks, Degrees
 from search.planning.uniform.bounds.candidates import DEVICE, ActivationPolicies
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
+from search.planning.uniform.count import number_of_candidates
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.least_memory import least_memory_plan
 from search.planning.uniform.memory import MemoryBudget
@@ -132,12 +135,18 @@ LEAST_S = 1.5
 """CPU seconds to improve the smallest plan, without a user's time limit."""
 GRACE_S = 5.0
 """CPU seconds after the time limit to find any plan that fits, if none was found before."""
-_DEGREES, _PIPELINE, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(8, -1, -1)
+_BOUNDED, _DEGREES, _PIPELINE, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(
+    9, -1, -1
+)
 """Levels of queue entries; among equal bounds the lowest level comes first.
+
+`_BOUNDED` is that of known bounds of degrees that were not expanded.
 
 Both `_PIPELINE` and `_STAGES` are numbers of stages, with bounds without and with reductions.
 
 `_EXACT` and `_HOSTED` entries have an exact step time, without and with activation offload."""
+_BLOCK = 64
+"""Degrees that are bounded at once."""
 _MOST_ENTRIES = 4000
 """Entries that a search with a limit of counts expands; they take about 2 s."""
 _ROUNDING = 1.0 - 1e-9
@@ -242,7 +251,9 @@ class UniformSearch:
             within_s,
         )
         found = search.solved(began, deadline, smallest_s if counts is None else None)
-        number = search.openings.number(self.space, search.degrees) if numbered else 1
+        number = (
+            number_of_candidates(search.openings, self.space, search.degrees) if numbered else 1
+        )
         effort = replace(found.effort, choices=number, cpu_s=time.process_time() - began)
         return replace(found, effort=effort)
 
@@ -289,12 +300,16 @@ class _Search:
         """(host bytes, plan) with the least host memory of plans that exceed only host memory."""
         self.complete = True
         self.least_s: float | None = None
-        known = uniform.openings.setdefault(fixed, CandidateExpander(self.prices, fixed, self.room))
-        self.openings = known.within(self.room)
+        openings = uniform.openings
+        if fixed not in openings:
+            alike = (one for one in openings.values() if one.has_pipelines_of(fixed))
+            openings[fixed] = CandidateExpander(self.prices, fixed, self.room, next(alike, None))
+        self.openings = openings[fixed].within(self.room)
         self.known = uniform.known.setdefault(fixed, {})
         self.wider = [known for wider, known in uniform.known.items() if wider.includes(fixed)]
         """Bounds of earlier searches with all candidates of this search, its own included."""
         self.degrees = self.space.degrees(fixed)
+        self.blocks = DegreeBlocks(self.space, self.openings)
 
     # ----------------------------------------------------------------------------------------------
 
@@ -310,31 +325,51 @@ class _Search:
     pushed = 0
     least_pushed = math.inf
 
-    def coarse(self) -> Iterator[tuple[float, Candidate]]:
-        """Yield (step seconds per sequence, degrees) that may fit, in ascending order.
+    def coarse(self, within_s: float) -> Iterator[tuple[float, I64]]:
+        """Yield (step seconds per sequence, degrees) of blocks of degrees, in ascending order.
 
-        The seconds are lower bounds.
+        The seconds are a lower bound for the degrees of this and of later blocks; the degrees are
+        indices. Degrees that cannot fit or are slower than `within_s` are omitted.
         """
-        seconds, size, way, laid, batch = self.degrees
-        most = self.room.most_bytes
-        at = np.flatnonzero(size <= most)
-        for place in at[np.argsort(seconds[at], kind="stable")]:
-            choice = self.space.choice(
-                self.space.expert_degrees[way[place]],
-                self.space.attention_degrees[laid[place]],
-                int(batch[place]),
-            )
-            yield float(seconds[place]), choice
+        seconds, size = self.degrees.seconds, self.degrees.bytes
+        at = np.flatnonzero((size <= self.room.most_bytes) & (seconds <= within_s))
+        order = at[np.argsort(seconds[at], kind="stable")]
+        for first in range(0, len(order), _BLOCK):
+            yield float(seconds[order[first]]), order[first : first + _BLOCK]
 
-    def entries(self) -> Iterator[_QueueEntry]:
+    def entries(self, within_s: float) -> Iterator[_QueueEntry]:
         """Yield queue entries by bound, including entries that are pushed during iteration."""
-        coarse = self.coarse()
+        coarse = self.coarse(within_s)
         following = next(coarse, None)
         while self.queue or following:
             while following and (not self.queue or following[0] <= self.queue[0].seconds):
-                self.push(following[0], _DEGREES, following[1])
+                self.push_degrees(following[1])
                 following = next(coarse, None)
-            yield heapq.heappop(self.queue)
+            if self.queue:
+                yield heapq.heappop(self.queue)
+
+    def push_degrees(self, places: I64) -> None:
+        """Push degrees with bounds of earlier searches, or else with those of `DegreeBlocks`.
+
+        places : indices of degrees
+        """
+        new: list[tuple[float, Degrees]] = []
+        for place in places.tolist():
+            laid, seconds = int(self.degrees.laid[place]), float(self.degrees.seconds[place])
+            way = self.space.expert_degrees[self.degrees.way[place]]
+            attention = self.space.attention_degrees[laid]
+            choice = self.space.choice(way, attention, int(self.degrees.batch[place]))
+            least = max(self.bound(level, choice)[1] for level in (_DEGREES, _BOUNDED))
+            if least <= seconds:
+                new.append((seconds, Degrees(choice, way, laid)))
+            elif least < math.inf:
+                self.push(least, _DEGREES, choice)
+        bounds = self.blocks.seconds([one for _, one in new]).tolist() if new else []
+        for (seconds, one), bound in zip(new, bounds, strict=True):
+            least = max(seconds, bound)
+            self.known[_BOUNDED, one.choice] = self.room, least
+            if least < math.inf:
+                self.push(least, _DEGREES, one.choice)
 
     def run(self, limit: _SearchBudget, end: _SearchBudget, within_s: float) -> None:
         """Search until `top` families have a plan or a limit is reached.
@@ -345,7 +380,7 @@ class _Search:
         within_s : step seconds per sequence above which plans are not searched
         """
         late = False
-        for entry in self.entries():
+        for entry in self.entries(within_s):
             if entry.seconds > within_s:
                 break
             if not late and limit.exhausted(self.counted, self.expanded):

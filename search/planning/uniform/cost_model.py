@@ -80,6 +80,7 @@ from search.planning.uniform.bounds.layer_times import (
 from search.planning.uniform.bounds.live import (
     SpreadStages,
     StageRows,
+    spread_bytes,
     spread_live,
     spread_stages,
     stage_rows,
@@ -241,6 +242,10 @@ class UniformCostModel:
             np.array(further),
         )
 
+    def memory(self, choice: Candidate) -> MemoryBounds:
+        """Return the memory bounds of a candidate's degrees; raises InputError as `unit` does."""
+        return self._memory(self.single_stage(choice), self.kinds.of_layers)
+
     def _unit(self, plain: Candidate) -> DegreeTimes:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
@@ -309,41 +314,45 @@ class UniformCostModel:
         # each half contains the host overhead of a whole layer
         return SublayerTimes(
             first.device_s + second.device_s,
-            first.host_s + second.host_s - self._empty_s(job),
+            first.host_s + second.host_s - self.empty_s(job),
             first.forward_s + second.forward_s,
             first.experts_s + second.experts_s,
         )
 
-    def _empty_s(self, job: StepJob) -> F64:
+    def empty_s(self, job: StepJob) -> F64:
         """Return the host overhead of an empty layer by recomputation policy, seconds."""
         if job.graphs not in self._empty:
             nothing = LayerTimes(
                 (), CommunicationTime(), CommunicationTime(), CommunicationTime(), 0.0, held=None
             )
-            self._empty[job.graphs] = self._by_word(job, nothing).host_s
+            self._empty[job.graphs] = self.by_word(job, nothing).host_s
         return self._empty[job.graphs]
 
     def _half(self, job: StepJob, block: Block, key: object) -> SublayerTimes:
         """Return the seconds of a layer or sublayer; key : all degrees that determine them."""
         found = self._halves.get(key)
         if found is None:
-            found = self._halves[key] = self._by_word(job, self.known.times(job, block))
+            found = self._halves[key] = self.by_word(job, self.known.times(job, block))
         return found
 
-    def _by_word(self, job: StepJob, times: LayerTimes) -> SublayerTimes:
-        """Return the seconds of a layer or sublayer by recomputation policy."""
+    def by_word(self, job: StepJob, times: LayerTimes, size: tuple[int, ...] = ()) -> SublayerTimes:
+        """Return the seconds of a layer or sublayer by recomputation policy.
+
+        size : shape of the fields of `times`, such as one value per degree.
+        """
         machine = self.target.machine
         plain = seconds_of_times(machine, job, times)
         full = seconds_of_times(machine, replace(job, recompute="full"), times)
-        device, host = (np.full(len(self.words) + 2, one) for one in plain)
+        device, host = (np.full((len(self.words) + 2, *size), one, dtype=float) for one in plain)
         # host overhead increases with full recomputation of a layer only
-        device[:-2] += self.modules.sums(
-            [recompute_s(machine, job, times, _step_words(one)) for one in self.modules.names]
-        )
-        for row, one in zip((device, host), full, strict=True):
-            row[self.modules.full] = row[-1] = one
+        again = np.zeros((len(self.modules.names), *size))
+        for at, one in enumerate(self.modules.names):
+            again[at] = recompute_s(machine, job, times, _step_words(one))
+        device[:-2] += self.modules.sums(again)
+        for row, most in zip((device, host), full, strict=True):
+            row[self.modules.full] = row[-1] = most
         sent = times.experts.forward_s + times.experts.backward_s if job.overlap_experts else 0.0
-        return SublayerTimes(device, host, forward_seconds(machine, job, times), float(sent))
+        return SublayerTimes(device, host, forward_seconds(machine, job, times), sent)
 
     def _memory(self, plain: Candidate, kinds: tuple[int, ...]) -> MemoryBounds:
         """Return memory bounds of a candidate; they ignore overlap of expert communication.
@@ -407,13 +416,13 @@ class UniformCostModel:
         if found is None:
             device, traffic, table = unit.device_s, np.zeros(len(unit.number)), 0.0
             if choice.zero == 3:
-                traffic, table = self._least_traffic_s(unit, choice)
+                traffic, table = self.least_traffic_s(choice)
                 device = np.asarray(overlapped_traffic_s(self.target.machine, device, traffic))
             visible = min(1.0, self.target.machine.stack.figures.overlap["fully_sharded"])
             found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
         return found
 
-    def _least_traffic_s(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, float]:
+    def least_traffic_s(self, choice: Candidate) -> tuple[F64, float]:
         """Return the ZeRO-3 traffic seconds of a layer by type, and of one embedding table.
 
         Both are minima over the numbers of HSDP replicas.
@@ -421,14 +430,12 @@ class UniformCostModel:
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
         layers, tables = zip(
-            *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
+            *(self._traffic_s(choice, data, copies) for copies in numbers), strict=True
         )
         # one transfer of both tables takes no longer than two; each end gets half of it
         return np.min(layers, axis=0), min(tables) / 2.0
 
-    def _traffic_s(
-        self, unit: DegreeTimes, choice: Candidate, data: int, copies: int
-    ) -> tuple[list[float], float]:
+    def _traffic_s(self, choice: Candidate, data: int, copies: int) -> tuple[list[float], float]:
         """Return the ZeRO-3 traffic seconds of a layer by type, and of all embedding tables.
 
         Traffic of adapters is ignored, as they are small.
@@ -441,12 +448,13 @@ class UniformCostModel:
         found = []
         inner = {"dense": choice.tp, "experts": choice.ep * choice.etp, "tables": choice.tp}
         for part, at in (
-            *((part, at) for at in range(len(unit.blocks)) for part in ("dense", "experts")),
+            *((part, at) for at in range(len(self.kinds.blocks)) for part in ("dense", "experts")),
             ("tables", 0),
         ):
             key = (part, at, inner[part], choice.pp, copies, choice.precision)
             if key not in self._traffic:
                 if job is None:
+                    unit = self.unit(choice)
                     job = replace(
                         unit.job, pp=choice.pp, dp=data, gpus=self.job.world, replicas=copies
                     )
@@ -584,14 +592,12 @@ class UniformCostModel:
     # ----------------------------------------------------------------------------------------------
     # Memory
 
-    def max_peak_bytes(
-        self, unit: DegreeTimes, choice: Candidate, room: MemoryBudget, *, again: bool
-    ) -> float:
+    def max_peak_bytes(self, choice: Candidate, room: MemoryBudget, *, again: bool) -> float:
         """Return the largest peak allocated that fits, bytes; again : True for recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         run = self._kinds.get(key)
         if run is None:
-            run = unit.bounds.variant(choice.zero)
+            run = self.memory(choice).variant(choice.zero)
             if again and not run.kernels.torch_layers:
                 run = replace(run, strategy=recomputing(run.strategy, "full"))
             self._kinds[key] = run
@@ -652,38 +658,10 @@ class UniformCostModel:
         return found[0], most[0]
 
     def many_spread_bytes(self, unit: DegreeTimes, stages: SpreadStages) -> tuple[F64, F64]:
-        """Return lower bounds of the peak stage's bytes for any layer partition, and their slopes.
-
-        Both results have shape [rows, policies + 2], with the policies of `LayerBytes.rows`. The
-        slope is the largest reduction of the bound per byte of b_t.
-
-        The bound is a weighted mean over stages, which the peak stage cannot be below. Stage k has
-        at least l_k live micro-batches in the mean over its layers, and r l_k to s l_k of any one.
-        The n_t layers of type t have w_t bytes without activations, and a_t bytes of activations
-        per micro-batch. With a = a_u of any type u, let b_t = a + r (a_t - a)+ - s (a - a_t)+. The
-        activations of a stage are at least l_k times the sum of b_t over its layers. With weights
-        g_k of the stages, the mean is at least sum_t n_t min_k g_k (w_t + l_k b_t).
-        """
-        sizes, number = unit.bounds.sizes, unit.number
-        count = number.sum()
+        """Return the results of `spread_bytes` for the layers of some degrees."""
+        sizes = unit.bounds.sizes
         own = sizes.without_activations(stages.states.T[:, :, None])  # [row, kind]
-        saved = sizes.rows[None]
-        if len(number) > 1:
-            saved = _even_saved(saved, int(number.argmax()), stages)
-        mean_own = (own @ number / count)[:, None]
-        mean_saved = np.maximum(0.0, saved @ number / count)
-        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, :, None] * stages.levels[:, None])
-        whole = np.matmul(shares, stages.times[:, :, None])[:, :, 0]
-        # the share (w + l b) / (mean w + l mean b) of a layer is monotone in its live micro-batches
-        # l, so its minimum is at an end of the range
-        first, last = (
-            (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
-            for some in (stages.last, stages.first)
-        )
-        found = np.minimum(first, last) @ number / whole
-        # max of g_k l_k: l / (mean w + l mean b) is largest for the most live micro-batches
-        most = stages.last / (mean_own + stages.last * mean_saved) / whole
-        return found * _ROUNDING, most
+        return spread_bytes(own, sizes.rows[None], unit.number, stages)
 
     # ----------------------------------------------------------------------------------------------
     # Prices
@@ -728,17 +706,6 @@ class UniformCostModel:
         if self.job.attended is not None:
             job = replace(job, attended=self.job.attended)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
-
-
-def _even_saved(saved: F64, usual: int, stages: SpreadStages) -> F64:
-    """Return the b_t of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2, types].
-
-    saved : bytes of saved activations, shape [1, policies + 2, types]
-    usual : index of the type with the most layers
-    """
-    more = saved - saved[:, :, usual : usual + 1]
-    ratio = np.where(more > 0, stages.least[:, :, None], stages.most[:, :, None])
-    return np.asarray(saved - more + ratio * more)
 
 
 def _step_words(recompute: str) -> Recomputation:

@@ -18,7 +18,14 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from autopar.units import divisors
-from search.engines.candidate import FULL, NONE, Candidate, Constraints, allowed_values
+from search.engines.candidate import (
+    FULL,
+    NONE,
+    Candidate,
+    Constraints,
+    Precision,
+    allowed_values,
+)
 from search.engines.space import needs_one_queue
 from search.planning.uniform.bounds.candidates import (
     DEVICE,
@@ -42,6 +49,7 @@ from search.planning.uniform.bounds.offload import (
     least_hosted_bytes,
     least_offloaded_bytes,
     offload_model_time_s,
+    offload_of_unit,
     offload_time_s,
     sets_bytes,
     sets_s,
@@ -60,7 +68,6 @@ from search.planning.uniform.bounds.partitions import (
 from search.planning.uniform.cost_model import Pipeline, UniformCostModel
 from search.planning.uniform.layout import Layout, layouts
 from search.planning.uniform.memory import MemoryBudget
-from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Rounding factors of memory limits and of bounds, for sums in another order."""
@@ -74,10 +81,35 @@ def _chunks_of(schedule: Schedule, most: int) -> range:
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
 
+class _Known:
+    """Caches of expanders with the same pipelines; their values hold for any memory budget."""
+
+    def __init__(self) -> None:
+        self.sharded: dict[object, tuple[int, ...]] = {}
+        self.copies: dict[object, tuple[int, ...]] = {}
+        self.orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self.classes: dict[tuple[int, int], tuple[PipelineClass, ...]] = {}
+        self.tables: dict[object, StageCandidates] = {}
+        self.stagings: dict[object, StageCandidate] = {}
+        self.spread: dict[object, tuple[F64, F64]] = {}
+        self.layouts: dict[object, tuple[Candidate, ...]] = {}
+        self.partitions: dict[object, tuple[Layout, ...]] = {}
+
+
 class CandidateExpander:
     """Expansion of candidates into the values that engine, job and constraints allow."""
 
-    def __init__(self, prices: UniformCostModel, fixed: Constraints, room: MemoryBudget) -> None:
+    def __init__(
+        self,
+        prices: UniformCostModel,
+        fixed: Constraints,
+        room: MemoryBudget,
+        alike: CandidateExpander | None = None,
+    ) -> None:
+        """Store constraints and memory budget.
+
+        alike : expander with the same pipelines (`has_pipelines_of`), whose caches are shared
+        """
         self.prices = prices
         self.engine, self.job = prices.engine, prices.job
         self.fixed = fixed
@@ -96,19 +128,17 @@ class CandidateExpander:
         hosted[prices.modules.full] = False
         self.hosted = hosted
         """True for recomputation policies that allow activation offload, shape [policies]."""
-        self._sharded: dict[object, tuple[int, ...]] = {}
-        self._copies: dict[object, tuple[int, ...]] = {}
-        self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
-        self._classes: dict[tuple[int, int], tuple[PipelineClass, ...]] = {}
-        self._tables: dict[object, StageCandidates] = {}
-        self._stagings: dict[object, StageCandidate] = {}
-        self._spread: dict[object, tuple[F64, F64, F64]] = {}
+        self.offloads = bool(hosted.any())
+        self._known: _Known = alike._known if alike else _Known()
         self._sizes: dict[object, PolicyBytes] = {}
-        self._layouts: dict[object, tuple[Candidate, ...]] = {}
-        self._known_partitions: dict[object, tuple[Layout, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
+
+    def has_pipelines_of(self, fixed: Constraints) -> bool:
+        """Return True if stages, pipelines and shardings are those of other constraints."""
+        names = ("pp", "dp", "zero", "dp_replicate", "vpp", "schedule")
+        return all(getattr(self.fixed, name) == getattr(fixed, name) for name in names)
 
     def within(self, room: MemoryBudget) -> CandidateExpander:
         """Return a copy for another memory budget; it shares caches for any memory limit."""
@@ -125,12 +155,13 @@ class CandidateExpander:
 
         Overlap takes less time and more memory.
         """
-        left = self._overlapped(choice.tp, choice.overlap_experts)
+        left = self.overlap_values(choice.tp, choice.overlap_experts)
         return tuple(
             choice if one == choice.tp_overlap else replace(choice, tp_overlap=one) for one in left
         )
 
-    def _overlapped(self, tp: int, experts: bool) -> tuple[bool, ...]:
+    def overlap_values(self, tp: int, experts: bool) -> tuple[bool, ...]:
+        """Return the allowed values of TP overlap; experts : True with overlap of experts."""
         may = self.engine.overlaps_tensor(self.job, tp)
         both = (
             (False, True) if may and not (experts and needs_one_queue(self.job.gpu)) else (False,)
@@ -146,25 +177,30 @@ class CandidateExpander:
 
     def zeros(self, choice: Candidate) -> tuple[int, ...]:
         """Return the allowed ZeRO stages."""
-        zeros = self._zeros(choice, choice.pp)
+        zeros = self.zeros_at(choice, choice.pp)
         if self.fixed.dp_replicate is None:
             return zeros
         return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
-    def _zeros(self, choice: Candidate, pp: int) -> tuple[int, ...]:
+    def zeros_at(self, choice: Candidate, pp: int) -> tuple[int, ...]:
         """Return the allowed ZeRO stages for `pp` pipeline stages, for any HSDP replicas."""
         single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
-        key = (pp == 1, choice.precision)
-        found = self._sharded.get(key)
-        if found is None:
-            sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
-            left = allowed_values(sharded, self.fixed.zero)
-            found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
-            self._sharded[key] = found
+        found = self.any_zeros(choice.precision, staged=pp > 1)
         if single and self.fixed.zero is None:
             # all ZeRO stages are equal on one rank: take the first that the engine runs
             one = replace(choice, pp=pp)
             found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
+        return found
+
+    def any_zeros(self, precision: Precision, *, staged: bool) -> tuple[int, ...]:
+        """Return the ZeRO stages allowed for any degrees; staged : True for several stages."""
+        key = (staged, precision)
+        found = self._known.sharded.get(key)
+        if found is None:
+            sharded = self.engine.zero_with_stages if staged else self.engine.zero
+            left = allowed_values(sharded, self.fixed.zero)
+            found = tuple(zero for zero in left if self.prices.has(precision, zero))
+            self._known.sharded[key] = found
         return found
 
     def copies(self, choice: Candidate) -> tuple[int, ...]:
@@ -180,8 +216,8 @@ class CandidateExpander:
         experts = self.job.model.experts is not None
         inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
         key = (*inner, choice.pp, choice.zero)
-        if key not in self._copies:
-            self._copies[key] = tuple(
+        if key not in self._known.copies:
+            self._known.copies[key] = tuple(
                 number
                 for number in allowed_values(divisors(data), wanted)
                 # as many replicas as ranks would shard nothing
@@ -192,7 +228,7 @@ class CandidateExpander:
                     and self._runs(replace(choice, dp_replicate=number))
                 )
             )
-        return self._copies[key]
+        return self._known.copies[key]
 
     def _runs(self, choice: Candidate) -> bool:
         """Return True if the engine runs the candidate, with or without expert overlap."""
@@ -201,75 +237,72 @@ class CandidateExpander:
 
     def pipelines(self, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with each legal, non-dominated schedule and number of chunks."""
-        return tuple(
-            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
-        )
+        best = self._best(choice.pp, self.prices.micro_batches(choice))
+        return tuple(replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in best)
 
-    def classes(self, choice: Candidate) -> tuple[PipelineClass, ...]:
-        """Return the pipelines of a candidate's number of stages, in classes with common bounds."""
-        key = (choice.pp, self.prices.micro_batches(choice))
-        if key not in self._classes:
+    def classes(self, pp: int, micro_batches: int) -> tuple[PipelineClass, ...]:
+        """Return the pipelines of a number of stages, in classes with common bounds."""
+        key = (pp, micro_batches)
+        if key not in self._known.classes:
             layers = self.job.model.num_layers
-            self._classes[key] = tuple(pipeline_classes(self._best(choice), layers, *key))
-        return self._classes[key]
+            self._known.classes[key] = tuple(pipeline_classes(self._best(*key), layers, *key))
+        return self._known.classes[key]
 
-    def _best(self, choice: Candidate) -> tuple[Pipeline, ...]:
-        """Return the legal pipelines of a candidate that are not dominated by another schedule."""
-        found = {*self._legal(choice)}
+    def _best(self, pp: int, micro_batches: int) -> tuple[Pipeline, ...]:
+        """Return the legal pipelines that are not dominated by another schedule."""
+        legal = self.legal_pipelines(pp, micro_batches)
         return tuple(
-            (schedule, vpp)
-            for schedule, vpp in self._legal(choice)
-            if (_BETTER.get(schedule), vpp) not in found
+            (schedule, vpp) for schedule, vpp in legal if (_BETTER.get(schedule), vpp) not in legal
         )
 
-    def _legal(self, choice: Candidate) -> tuple[Pipeline, ...]:
-        """Return each legal schedule and number of chunks for a candidate's number of stages."""
-        if choice.pp == 1:
+    def legal_pipelines(self, pp: int, micro_batches: int) -> tuple[Pipeline, ...]:
+        """Return each legal schedule and number of chunks for a number of stages."""
+        if pp == 1:
             named = bool(allowed_values(("1f1b",), self.fixed.schedule))
             return (("1f1b", 1),) if named and allowed_values((1,), self.fixed.vpp) else ()
-        most = self.job.model.num_layers // choice.pp
-        number = self.prices.micro_batches(choice)
-        key = (choice.pp, number)
-        if key not in self._orders:
-            self._orders[key] = tuple(
+        most = self.job.model.num_layers // pp
+        key = (pp, micro_batches)
+        if key not in self._known.orders:
+            self._known.orders[key] = tuple(
                 (schedule, vpp)
                 for schedule in allowed_values(self.engine.schedules, self.fixed.schedule)
                 for vpp in allowed_values(_chunks_of(schedule, most), self.fixed.vpp)
                 if schedule_problem(
                     schedule,
-                    stages=choice.pp,
+                    stages=pp,
                     chunks=vpp,
-                    micro_batches=number,
+                    micro_batches=micro_batches,
                     engine=cast(Engine, self.engine.name),
                 )
                 is None
             )
-        return self._orders[key]
+        return self._known.orders[key]
 
     def layouts(self, unit: DegreeTimes, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with each layout and ZeRO stage, and the fewest HSDP replicas."""
         key = (unit, choice)
-        if key not in self._layouts:
-            self._layouts[key] = tuple(self._laid_out(unit, choice))
-        return self._layouts[key]
+        if key not in self._known.layouts:
+            self._known.layouts[key] = tuple(self._laid_out(unit, choice))
+        return self._known.layouts[key]
 
     def _partitions(self, unit: DegreeTimes, choice: Candidate) -> tuple[Layout, ...]:
         """Return the layer partitions to try for a candidate's stages and chunks."""
         key = (unit, choice.pp, choice.vpp, choice.schedule)
-        if key not in self._known_partitions:
-            found = layouts(
-                unit.layer_s,
-                unit.first_s,
-                unit.end_s,
-                choice.pp,
-                choice.vpp,
-                mtp=self.job.model.mtp,
-                any_layout=self.engine.any_layout,
-                schedule=choice.schedule,
-                reused=self.job.model.reused,
+        if key not in self._known.partitions:
+            self._known.partitions[key] = tuple(
+                layouts(
+                    unit.layer_s,
+                    unit.first_s,
+                    unit.end_s,
+                    choice.pp,
+                    choice.vpp,
+                    mtp=self.job.model.mtp,
+                    any_layout=self.engine.any_layout,
+                    schedule=choice.schedule,
+                    reused=self.job.model.reused,
+                )
             )
-            self._known_partitions[key] = tuple(found)
-        return self._known_partitions[key]
+        return self._known.partitions[key]
 
     def _laid_out(self, unit: DegreeTimes, choice: Candidate) -> Iterator[Candidate]:
         # no rule reads the layout
@@ -300,85 +333,6 @@ class CandidateExpander:
         free = fixed is None or any(word.startswith("block ") for word in fixed)
         return self.engine.blocks and free and self.device
 
-    def number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
-        """Return the number of candidates with these degrees, all stages, chunks and settings.
-
-        The number is computed without enumeration. Layouts with equal numbers of chunks are one
-        candidate, with the `block N` policies of an even layout.
-        """
-        if self.fixed not in space.numbers:
-            space.numbers[self.fixed] = self._number(space, degrees)
-        return space.numbers[self.fixed]
-
-    def _number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
-        # some engines do not support every sharding with every context-parallel communication
-        kinds = sorted({one.cp_kind for one in space.attention_degrees})
-        laid = np.array(
-            [
-                (one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind))
-                for one in space.attention_degrees
-            ]
-        )[degrees.laid]
-        # engines that combine any degrees of experts depend on their product only
-        whole = self.engine.expert_tensor is None
-        ways = np.array(
-            [
-                (*((one.ep * one.etp, 1) if whole else (one.ep, one.etp)), one.overlap)
-                for one in space.expert_degrees
-            ]
-        )[degrees.way]
-        rows = np.column_stack([laid, ways, degrees.batch])
-        policies: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        words: dict[tuple[int, int], int] = {}
-        shardings: dict[tuple[int, ...], int] = {}
-        overlaps: dict[tuple[int, int], int] = {}
-        total = 0
-        for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, kind, ep, etp, overlap, batch = row.tolist()
-            inner = (tp * cp, ep * etp, size, batch)
-            if inner not in policies:
-                one = Candidate(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
-                policies[inner] = []
-                for each in self.stages(one):
-                    key = (each.pp, self.prices.micro_batches(each))
-                    if key not in words:
-                        words[key] = sum(map(self._words_of, self._longest(each)))
-                    policies[inner].append((each.pp, words[key]))
-            number = 0
-            for pp, of_layouts in policies[inner]:
-                of_ranks = (tp, cp, kind, ep, etp, pp)
-                if of_ranks not in shardings:
-                    ranks = Candidate(
-                        tp=tp,
-                        cp=cp,
-                        cp_kind=kinds[kind],
-                        ep=ep,
-                        etp=etp,
-                        pp=pp,
-                        micro_batch=size,
-                        global_batch=batch,
-                    )
-                    shardings[of_ranks] = sum(
-                        len(self.copies(replace(ranks, zero=zero)))
-                        for zero in self._zeros(ranks, pp)
-                    )
-                number += shardings[of_ranks] * of_layouts
-            if (tp, overlap) not in overlaps:
-                overlaps[tp, overlap] = len(self._overlapped(tp, bool(overlap)))
-            total += int(times) * number * overlaps[tp, overlap]
-        return total
-
-    def _longest(self, choice: Candidate) -> list[int]:
-        """Return the layers of the longest chunk for each legal schedule and number of chunks."""
-        layers = self.job.model.num_layers
-        return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
-
-    def _words_of(self, longest: int) -> int:
-        """Return the number of activation policies; longest : layers of the longest chunk."""
-        plain = int(self.words.sum()) if self.device else 0
-        hosted = int(self.hosted.sum()) * int(self.sets.sum())
-        return plain + hosted + len(self.blocks(longest))
-
     # ----------------------------------------------------------------------------------------------
     # Policies that may fit
 
@@ -391,10 +345,9 @@ class CandidateExpander:
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
         found = self._limits.get(key)
         if found is None:
-            unit, one = self.prices.unit(choice), replace(choice, zero=zero)
+            one = replace(choice, zero=zero)
             plain, again = (
-                self.prices.max_peak_bytes(unit, one, self.room, again=again)
-                for again in (False, True)
+                self.prices.max_peak_bytes(one, self.room, again=again) for again in (False, True)
             )
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
         return found
@@ -422,26 +375,22 @@ class CandidateExpander:
     def table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
         """Return the stages and shardings of a candidate's degrees, for any memory limit."""
         key = (unit, degree.global_batch)
-        if key not in self._tables:
-            self._tables[key] = self._table(unit, degree)
-        return self._tables[key]
+        if key not in self._known.tables:
+            self._known.tables[key] = self._table(unit, degree)
+        return self._known.tables[key]
 
     def _table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
         # rules on stages and ZeRO stages may read kind and dispatcher
         key = (degree.tp, degree.cp, degree.ep, degree.etp, degree.micro_batch, degree.global_batch,
                degree.precision, degree.cp_kind, degree.dispatcher)  # fmt: skip
-        if key not in self._stagings:
-            self._stagings[key] = self._staging_of(unit, degree)
-        staging = self._stagings[key]
+        if key not in self._known.stagings:
+            self._known.stagings[key] = self._staging_of(unit, degree)
+        staging = self._known.stagings[key]
         # overlap of experts changes no memory
         of_memory = (unit.bounds, *key)
-        if of_memory not in self._spread:
-            sizes, most = self.prices.many_spread_bytes(unit, staging.spread)
-            hosted = sizes[:, :-2]
-            if self.hosted.any():
-                hosted = hosted_spread_bytes(unit, sizes, most, staging.spread.most)
-            self._spread[of_memory] = sizes, most, hosted
-        sizes, most, hosted = self._spread[of_memory]
+        if of_memory not in self._known.spread:
+            self._known.spread[of_memory] = self.prices.many_spread_bytes(unit, staging.spread)
+        sizes, most = self._known.spread[of_memory]
         plain = self.prices.rows_s(unit, replace(degree, zero=0))
         rows = [
             self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
@@ -449,12 +398,17 @@ class CandidateExpander:
             else plain
             for pp, zero, copies in staging.shardings
         ]
+        offload, hosted = None, sizes[:, :-2]
+        if rows and self.prices.hosted.words:
+            offload = offload_of_unit(unit, rows)
+            hosted = hosted_spread_bytes(offload, sizes, most, staging.spread.most)
         return StageCandidates(
             staging=staging,
             bytes=sizes,
             freed=most,
             hosted=hosted,
-            rows=tuple(rows),
+            offload=offload,
+            model=staging.of,
             whole_s=np.array([one.whole_s for one in rows])[staging.of],
             layer_s=np.array([one.layer_s for one in rows])[staging.of],
             again=np.array([one.again for one in rows])[staging.of],
@@ -462,7 +416,9 @@ class CandidateExpander:
 
     def _staging_of(self, unit: DegreeTimes, degree: Candidate) -> StageCandidate:
         prices = self.prices
-        staged = [(one, self.classes(one)) for one in self.stages(degree)]
+        staged = [
+            (one, self.classes(one.pp, prices.micro_batches(one))) for one in self.stages(degree)
+        ]
         staged = [(one, classes) for one, classes in staged if classes]
         shardings = [
             (at, self.sharded(one, zero))
@@ -496,16 +452,15 @@ class CandidateExpander:
             spread=spread_stages(states[of], [each.live for _, _, each, _ in rows]),
         )
 
-    def least_whole_s(
-        self, unit: DegreeTimes, degree: Candidate, table: StageCandidates
-    ) -> tuple[F64, F64]:
+    def least_whole_s(self, table: StageCandidates, limits: F64, room: F64) -> tuple[F64, F64]:
         """Return lower bounds of seconds per micro-batch for activation policies that fit.
 
         They are those of the whole model and of its longest stage, one per row; infinite if no
         policy fits.
+
+        limits, room : `limits` by row, shapes [rows, policies] and [rows]
         """
         staging = table.staging
-        limits, room = (each[staging.of] for each in self._rooms_of(degree, staging))
         fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         layer = np.where(fits, table.layer_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
@@ -517,21 +472,21 @@ class CandidateExpander:
             free = table.bytes[:, -1] <= room
             found = np.where(free, np.minimum(found, partly), found)
             layer = np.where(free, table.layer_s[:, -2], layer)
-        if self.hosted.any():
+        if self.offloads and table.offload is not None:
             # if the fastest recomputation fits, offload is not faster
             most = self.hosted_limit(limits)
             may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
             some = np.flatnonzero(may.any(axis=1))
             if len(some):
+                model = table.offload.only(table.model[some])
                 freed = least_offloaded_bytes(
-                    unit,
+                    model,
                     np.maximum(0.0, table.bytes[some, :-2] - most[some]),
                     table.freed[some, :-2],
                     staging.spread.most[some],
                 )
-                rows = [table.rows[at] for at in staging.of[some]]
                 hosted = np.where(
-                    may[some], offload_model_time_s(self.prices, unit, rows, freed), np.inf
+                    may[some], offload_model_time_s(self.prices, model, freed), np.inf
                 )
                 found[some] = np.minimum(found[some], hosted.min(axis=1))
                 layer_s = np.where(may, table.layer_s[:, :-2], np.inf)
@@ -544,7 +499,8 @@ class CandidateExpander:
         staging = table.staging
         least = np.full(len(staging.stages), np.inf)
         if staging.shardings:
-            whole, longest = self.least_whole_s(unit, degree, table)
+            rooms = (each[staging.of] for each in self._rooms_of(degree, staging))
+            whole, longest = self.least_whole_s(table, *rooms)
             fits = whole < np.inf
             found = spread_pipeline_s(
                 self.prices, staging, np.where(fits, whole, 0.0), np.where(fits, longest, 0.0)
@@ -593,7 +549,7 @@ class CandidateExpander:
         if self.blocks_are_free:
             partly = partly_recomputed_s(self.prices, unit, choice, parts, sizes[:, -2] - again)
             found = np.where(peaks[:, -1] <= again, np.minimum(found, partly), found)
-        if self.hosted.any():
+        if self.offloads:
             most = self.hosted_limit(limits)
             may = self.hosted & ~fits & (least_hosted_bytes(unit, parts, sizes[:, :-2]) <= most)
             if may.any():
@@ -669,7 +625,7 @@ class CandidateExpander:
         """Return the activation policies of a layout, by lower bounds of the peak stage's bytes."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
-        if self.hosted.any():
+        if self.offloads:
             hosted = np.where(self.hosted, self._hosted_bytes(unit, choice), np.inf)
         may = self.words & self.device
         return self._ordered(may, sizes.numbers, sizes.words, sizes.blocks, hosted)
@@ -728,8 +684,9 @@ class CandidateExpander:
         """Return a lower bound of the peak stage's bytes, for any layout and activation policy."""
         sizes, freed = self.prices.balanced_stage_bound_bytes(unit, choice)
         least = float(sizes.min())
-        if self.hosted.any():
-            hosted = hosted_spread_bytes(unit, sizes[None], freed[None], np.ones((1, 1)))[0]
+        if self.offloads:
+            model = offload_of_unit(unit, [self.prices.rows_s(unit, replace(choice, zero=0))])
+            hosted = hosted_spread_bytes(model, sizes[None], freed[None], np.ones((1, 1)))[0]
             least = min(least, float(hosted[self.hosted].min()))
         return least
 
@@ -791,10 +748,11 @@ class CandidateExpander:
         # without offload are allowed
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
         found: list[int] = []
-        for at in np.lexsort((copied @ unit.number, values)):
-            leaves = tuple(copied[at])
+        rows = copied.tolist()
+        for at in np.lexsort((copied @ unit.number, values)).tolist():
+            leaves = tuple(rows[at])
             if may[at] and leaves not in seen:
                 seen.add(leaves)
-                found.append(int(at))
+                found.append(at)
         order = np.array(found, dtype=np.int64)
         return ActivationPolicies(values[order], np.full(len(order), word), order)

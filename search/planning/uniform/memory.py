@@ -15,7 +15,7 @@ from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
-from autopar.arrays import F64
+from autopar.arrays import F64, I64
 from autopar.price import torch_layers, workspaces
 from autopar.price.activations import (
     copied_qkv_bytes,
@@ -91,7 +91,7 @@ class RecomputedModules:
         self.full = np.array([at for at, word in enumerate(words) if word == FULL], dtype=np.int64)
         """Indices of full-recomputation policies, which are not sums of modules."""
 
-    def sums(self, alone: Sequence[float]) -> F64:
+    def sums(self, alone: Sequence[float] | F64) -> F64:
         """Return sums of module values by policy; 0 for no and full recomputation.
 
         alone : values by module, in the order of `names`.
@@ -193,6 +193,16 @@ class LayerBytes(Record, eq=False):
         )
         return found
 
+    def only(self, some: I64) -> LayerBytes:
+        """Return these rows of the result of `stacked`."""
+        return LayerBytes(**{name: getattr(self, name)[some] for name in self.__struct_fields__})
+
+
+def stacked(sizes: Sequence[LayerBytes]) -> LayerBytes:
+    """Return the bytes of many degrees in arrays whose first axis is that of the degrees."""
+    names = LayerBytes.__struct_fields__
+    return LayerBytes(**{name: np.array([getattr(one, name) for one in sizes]) for name in names})
+
 
 class _Layer(NamedTuple):
     """Bytes and parameters of one layer on a rank, for one micro-batch."""
@@ -254,7 +264,9 @@ class MemoryBounds:
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
         self._tables: dict[object, tuple[float, float, float, float]] = {}
-        self._known_ends: dict[StageEnds, tuple[float, ...]] = {}
+        self._known_ends: dict[StageEnds, int] = {}
+        self._bytes_of_ends = np.zeros((0, 7))
+        """Results of `_of_ends` by the indices in `_known_ends`."""
         self.sizes = self._sizes()
 
     def _sizes(self) -> LayerBytes:
@@ -505,7 +517,7 @@ class MemoryBounds:
         """
         sizes, of_states = self.sizes, np.array([states])
         (words,) = self.many_stages_bytes(rows, (zero,), of_states)
-        (fixed,) = self._without_activations(rows, (zero,), of_states)
+        (fixed,) = self._without_activations(rows, (zero,), of_states, self._of_ends(rows))
         blocks = (fixed + rows.live @ sizes.plain).tolist()
         return [
             StageBytes(
@@ -529,14 +541,20 @@ class MemoryBounds:
         states : results of `state_bytes`, shape [shardings, 4]
         """
         saved = rows.live @ self.sizes.rows.T
-        saved[:, self._words.full] += self._of_ends(rows)[:, 2:3]
-        found: F64 = self._without_activations(rows, zeros, states)[:, :, None] + saved
+        of_ends = self._of_ends(rows)
+        saved[:, self._words.full] += of_ends[:, 2:3]
+        own = self._without_activations(rows, zeros, states, of_ends)
+        found: F64 = own[:, :, None] + saved
         return found
 
-    def _without_activations(self, rows: StageRows, zeros: Sequence[int], states: F64) -> F64:
-        """Return the bytes of stages without saved activations, shape [shardings, rows]."""
+    def _without_activations(
+        self, rows: StageRows, zeros: Sequence[int], states: F64, of_ends: F64
+    ) -> F64:
+        """Return the bytes of stages without saved activations, shape [shardings, rows].
+
+        of_ends : results of `_of_ends`
+        """
         own = self.sizes.without_activations(states.T[:, :, None])
-        of_ends = self._of_ends(rows)
         gathered = np.equal(zeros, 3)[:, None] * of_ends[:, 1]
         found: F64 = own @ rows.layers.T + of_ends[:, 0] + gathered + states @ of_ends[:, 3:].T
         return found
@@ -547,16 +565,21 @@ class MemoryBounds:
         They are buffers with the transient bytes of the forward, weights that ZeRO-3 gathers, bytes
         that full recomputation adds, and the results of `_ends`.
         """
-        for ends in {*rows.ends} - self._known_ends.keys():
-            forward = self._forward_bytes(ends.forward, ends.head)
-            more = max(0.0, self._again - forward) if self._backward_is_first(ends) else 0.0
-            self._known_ends[ends] = (
-                self._fixed_bytes(ends) + forward,
-                0.0 if self._torch else self._gathered(ends.final),
-                more,
-                *self._ends(ends.first, ends.last),
-            )
-        return np.array([self._known_ends[ends] for ends in rows.ends])
+        places = [self._known_ends.get(ends, -1) for ends in rows.ends]
+        if -1 in places:
+            for ends in {*rows.ends} - self._known_ends.keys():
+                forward = self._forward_bytes(ends.forward, ends.head)
+                more = max(0.0, self._again - forward) if self._backward_is_first(ends) else 0.0
+                one = (
+                    self._fixed_bytes(ends) + forward,
+                    0.0 if self._torch else self._gathered(ends.final),
+                    more,
+                    *self._ends(ends.first, ends.last),
+                )
+                self._known_ends[ends] = len(self._bytes_of_ends)
+                self._bytes_of_ends = np.vstack([self._bytes_of_ends, one])
+            places = [self._known_ends[ends] for ends in rows.ends]
+        return self._bytes_of_ends[places]
 
     def _backward_is_first(self, ends: StageEnds) -> bool:
         """Return True if the first backward of a stage is that of its last layer."""

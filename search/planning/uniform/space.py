@@ -84,7 +84,7 @@ class UniformSearchSpace:
         self._degrees: dict[Constraints, DegreeArrays] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self.numbers: dict[Constraints, int] = {}
-        """Cache of `CandidateExpander.number` by constraints."""
+        """Cache of `number_of_candidates` by constraints."""
 
     # ----------------------------------------------------------------------------------------------
     # Values of each degree
@@ -164,7 +164,7 @@ class UniformSearchSpace:
         self._legal.clear()
         for name in (
             *("attention_degrees", "expert_degrees"),
-            *("_whole", "_columns", "_inner", "_by_ranks"),
+            *("times", "_columns", "_inner", "_by_ranks"),
         ):
             self.__dict__.pop(name, None)
         self._seconds.clear()
@@ -245,7 +245,7 @@ class UniformSearchSpace:
             return math.inf
         return min(
             (
-                float((self._whole.seconds(way, self._timed, at) * self._inner[at]).min())
+                float((self.times.seconds(way, at) * self._inner[at]).min())
                 for way, left in zip(self.expert_degrees, ways, strict=True)
                 if left
             ),
@@ -370,12 +370,15 @@ class UniformSearchSpace:
         return found
 
     @cached_property
-    def _whole(self) -> ModelTimeBounds:
+    def times(self) -> ModelTimeBounds:
+        """Lower bounds of micro-batch times of all degrees."""
         return ModelTimeBounds(
             self.prices.target.machine,
             self.attention_degrees,
             self.expert_degrees,
             self._fastest_base,
+            self.prices.by_word,
+            self._timed,
         )
 
     def _fastest_base(self, choice: Candidate) -> StepJob:
@@ -413,7 +416,7 @@ class UniformSearchSpace:
         found = self._seconds.get(way)
         if found is None:
             every = np.arange(len(self.attention_degrees))
-            whole = self._whole.seconds(self.expert_degrees[way], self._timed, every)
+            whole = self.times.seconds(self.expert_degrees[way], every)
             # w ranks with tp t, cp c and micro-batch size m run t c / (m w) micro-batches of the
             # whole model per sequence of the global batch
             found = self.prices.stragglers * whole * self._inner / self.prices.job.world

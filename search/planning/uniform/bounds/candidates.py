@@ -10,7 +10,6 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from search.engines.candidate import NONE
-from search.planning.uniform.bounds.layer_times import MicroBatchTimes
 from search.planning.uniform.bounds.live import SpreadLive, SpreadStages, spread_live
 
 if TYPE_CHECKING:
@@ -149,6 +148,35 @@ class StageCandidate(NamedTuple):
     spread: SpreadStages
 
 
+class ModelOffload(NamedTuple):
+    """Values of whole models that bound activation offload, by row; one row may hold for all."""
+
+    forward_s: F64
+    """Device seconds of the forward of all layers, shape [rows, 1]."""
+    layers_s: F64
+    """Device seconds of all layers without traffic of weights, shape [rows, policies]."""
+    device_s: F64
+    host_s: F64
+    more: F64
+    """`MicroBatchTimes.device_of_all_s`, `host_of_all_s` and `more`, shape [rows, policies]."""
+    leaves: F64
+    others: F64
+    """Bytes that all layers can offload, and those of all types but the most frequent one.
+
+    Shape [rows, policies]."""
+    padding: F64
+    """`OffloadedBytes.padding`, shape [rows, 1]."""
+    share: float
+    """Number of all layers over that of the most frequent type."""
+
+    def only(self, some: I64) -> ModelOffload:
+        """Return the rows at these indices."""
+        columns = {name: getattr(self, name) for name in self._fields if name != "share"}
+        return self._replace(
+            **{name: one if len(one) == 1 else one[some] for name, one in columns.items()}
+        )
+
+
 class StageCandidates(NamedTuple):
     """Stages and shardings of one set of degrees, with bounds that hold for any memory limit."""
 
@@ -158,8 +186,10 @@ class StageCandidates(NamedTuple):
     """Results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2]."""
     hosted: F64
     """Lower bounds of bytes for any activation offload, shape [rows, policies]."""
-    rows: tuple[MicroBatchTimes, ...]
-    """Micro-batch times of each sharding."""
+    offload: ModelOffload | None
+    """Values of activation offload; None if it is not allowed."""
+    model: I64
+    """Index of the row in `offload`, shape [rows]."""
     whole_s: F64
     layer_s: F64
     again: F64

@@ -9,12 +9,11 @@ computed in `search.planning.uniform.cost_model`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.price.step import seconds_of_times
 from autopar.rates.layer import (
     LayerTimes,
     context_parallel_comm,
@@ -40,6 +39,7 @@ from autopar.run.architecture import Attention, Experts, Mlp, Recurrent
 from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
 from search.engines.candidate import Candidate, Dispatcher, Precision
+from search.planning.uniform.bounds.layer_times import SublayerTimes
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
@@ -64,18 +64,40 @@ class ExpertDegrees(NamedTuple):
     overlap: bool
 
 
-class _Time(NamedTuple):
-    """Device and host seconds of a part of the model for one micro-batch, (n,).
+class ByWord(Protocol):
+    """Function that returns the seconds of a part of a layer by recomputation policy."""
 
-    The axis is that of the attention shardings.
-    """
+    def __call__(self, job: StepJob, times: LayerTimes, size: tuple[int, ...]) -> SublayerTimes: ...
+
+
+class _DenseTimes(NamedTuple):
+    """Times of all but experts for one precision; the last axis is that of attention shardings."""
 
     device_s: F64
     host_s: F64
+    """Seconds of the whole model without recomputation, shape [n]."""
+    ends_s: F64
+    """Device seconds of embedding, head, loss and MTP modules without layers, shape [n]."""
+    layers: dict[Block, SublayerTimes]
+    """Times of one layer of each type without its experts, shape [policies + 2, n]."""
+
+
+class _MixtureTimes(NamedTuple):
+    """Times of the experts of a layer for one expert sharding."""
+
+    times: SublayerTimes
+    """Shape [policies + 2, m], with one column per number of routed tokens."""
+    place: I64
+    """Column of each attention sharding, shape [n]."""
+    shared: SublayerTimes | None
+    """Times of shared experts by attention sharding; None without them."""
 
 
 class ModelTimeBounds:
-    """Lower bounds of whole-model micro-batch seconds, by attention and expert sharding."""
+    """Lower bounds of micro-batch seconds, by attention and expert sharding.
+
+    They hold with and without TP overlap.
+    """
 
     def __init__(
         self,
@@ -83,34 +105,63 @@ class ModelTimeBounds:
         laid: Sequence[AttentionDegrees],
         ways: Sequence[ExpertDegrees],
         base: Callable[[Candidate], StepJob],
+        by_word: ByWord,
+        number: dict[Block, int],
     ) -> None:
         """Store all attention shardings `laid` and expert shardings `ways`.
 
         base : returns the step job of a candidate on one data-parallel rank.
+        by_word : `UniformCostModel.by_word`
+        number : number of layers of each type in the model
         """
         self._machine = machine
         self._laid = tuple(laid)
         self._ways = tuple(ways)
         self._base = base
+        self._by_word = by_word
+        self._number = number
         self._jobs: dict[object, list[StepJob]] = {}
-        self._dense: dict[object, _Time] = {}
-        self._mixtures: dict[object, _Time] = {}
+        self._dense: dict[object, _DenseTimes] = {}
+        self._mixtures: dict[object, _MixtureTimes] = {}
+        self._shared: dict[object, SublayerTimes] = {}
         self._sends: dict[object, CommunicationTime] = {}
 
-    def seconds(self, ways: ExpertDegrees, number: dict[Block, int], at: I64) -> F64:
+    def seconds(self, ways: ExpertDegrees, at: I64) -> F64:
         """Return lower bounds of whole-model micro-batch seconds for one expert sharding.
 
-        number : number of layers of each type in the model
         at : indices of attention shardings, one per result
         """
-        plain = self._time_of_dense(ways, number)
-        device, host = plain.device_s[at].copy(), plain.host_s[at].copy()
-        for block, count in number.items():
+        dense = self._dense_of(ways)
+        device, host = dense.device_s[at], dense.host_s[at]
+        for block, count in self._number.items():
             if isinstance(block.mlp, Experts):
-                mixture = self._time_of_mixture(ways, block, at)
-                device += count * mixture.device_s
-                host += count * mixture.host_s
+                times, place, shared = self._mixture(ways, block)
+                device = device + count * times.device_s[-2, place[at]]
+                host = host + count * times.host_s[-2, place[at]]
+                if shared is not None:
+                    device += count * shared.device_s[-2, at]
+                    host += count * shared.host_s[-2, at]
         return np.asarray(host_device_time_s(device, host)) * _ROUNDING
+
+    def ends_s(self, ways: ExpertDegrees, at: I64) -> F64:
+        """Return the device seconds of embedding, head, loss and MTP modules without layers."""
+        return self._dense_of(ways).ends_s[at]
+
+    def layer(self, ways: ExpertDegrees, block: Block, at: I64) -> SublayerTimes:
+        """Return lower bounds of the seconds of one layer, shape [policies + 2, indices].
+
+        at : indices of attention shardings
+        """
+        parts = []
+        dense = self._dense_of(ways).layers.get(block)
+        if dense is not None:
+            parts.append(_columns(dense, at))
+        if isinstance(block.mlp, Experts):
+            times, place, shared = self._mixture(ways, block)
+            parts.append(_columns(times, place[at]))
+            if shared is not None:
+                parts.append(_columns(shared, at))
+        return _total(parts)
 
     def _jobs_of(self, ways: ExpertDegrees) -> list[StepJob]:
         """Return one step job per attention sharding, at the precision of an expert sharding."""
@@ -134,13 +185,14 @@ class ModelTimeBounds:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _time_of_dense(self, ways: ExpertDegrees, number: dict[Block, int]) -> _Time:
-        """Return the time of attention, dense MLPs, embedding, head and MTP modules."""
+    def _dense_of(self, ways: ExpertDegrees) -> _DenseTimes:
+        """Return the times of attention, dense MLPs, embedding, head and MTP modules."""
         found = self._dense.get(ways.precision)
         if found is None:
             jobs = self._jobs_of(ways)
-            device, host = self._ends(jobs), np.zeros(len(jobs))
-            for block, count in number.items():
+            ends = self._ends(jobs)
+            device, host, layers = ends.copy(), np.zeros(len(jobs)), {}
+            for block, count in self._number.items():
                 halves = []
                 if block.attention is not None:
                     halves.append(self._attention(jobs, block))
@@ -148,20 +200,18 @@ class ModelTimeBounds:
                     halves.append(self._recurrent(jobs, block, block.recurrent))
                 if isinstance(block.mlp, Mlp):
                     halves.append(self._mlp(jobs, replace(block, attention=None, recurrent=None)))
-                for half in halves:
-                    device += count * half.device_s
-                    host += count * half.host_s
+                if not halves:
+                    continue
                 # each half contains the host overhead of a whole layer, experts have none
-                host -= count * (len(halves) - 1) * self._empty_s(jobs[0])
-            found = self._dense[ways.precision] = _Time(device, host)
+                layer = layers[block] = _total(halves, (len(halves) - 1) * self._empty_s(jobs[0]))
+                device += count * layer.device_s[-2]
+                host += count * layer.host_s[-2]
+            found = self._dense[ways.precision] = _DenseTimes(device, host, ends, layers)
         return found
 
-    def _empty_s(self, job: StepJob) -> float:
-        """Return the host overhead of a layer without communication, seconds."""
-        empty = LayerTimes(
-            (), CommunicationTime(), CommunicationTime(), CommunicationTime(), 0.0, held=None
-        )
-        return float(seconds_of_times(self._machine, job, empty)[1])
+    def _empty_s(self, job: StepJob) -> F64:
+        """Return the host overhead of a layer without communication, shape [policies + 2, 1]."""
+        return self._priced(job, (), 1).host_s
 
     def _priced(
         self,
@@ -170,7 +220,7 @@ class ModelTimeBounds:
         size: int,
         held: F64 | None = None,
         **sends: CommunicationTime,
-    ) -> _Time:
+    ) -> SublayerTimes:
         """Return the time of kernels and communication for `size` shardings.
 
         held : experts per rank, None without experts.
@@ -186,13 +236,13 @@ class ModelTimeBounds:
             weight_cast_s=0.0,
             held=held,
         )
-        device, host = seconds_of_times(self._machine, job, times)
-        return _Time(np.broadcast_to(device, size), np.broadcast_to(host, size))
+        found = self._by_word(job, times, (size,))
+        return found._replace(forward_s=np.broadcast_to(found.forward_s, size))
 
-    def _attention(self, jobs: Sequence[StepJob], block: Block) -> _Time:
+    def _attention(self, jobs: Sequence[StepJob], block: Block) -> SublayerTimes:
         half = replace(block, mlp=None)
         assert half.attention is not None, "layers of launches have attention"
-        device, host = np.empty(len(jobs)), np.empty(len(jobs))
+        every, order = [], []
         kinds = [(job.cp, job.heads_exchanged, job.keys_gathered) for job in jobs]
         for kind in {*kinds}:
             at = [place for place, one in enumerate(kinds) if one == kind]
@@ -203,10 +253,18 @@ class ModelTimeBounds:
             found = self._priced(
                 some[0], parts, len(some), tensor=self._tensor(some, half.hidden), context=rings
             )
-            device[at], host[at] = found
-        return _Time(device, host)
+            every.append(found)
+            order += at
+        device, host, forward, _ = zip(*every, strict=True)
+        joined = SublayerTimes(
+            np.concatenate(device, axis=1),
+            np.concatenate(host, axis=1),
+            np.concatenate(forward),
+            0.0,
+        )
+        return _columns(joined, np.argsort(order))
 
-    def _recurrent(self, jobs: Sequence[StepJob], block: Block, mixer: Recurrent) -> _Time:
+    def _recurrent(self, jobs: Sequence[StepJob], block: Block, mixer: Recurrent) -> SublayerTimes:
         half = replace(block, mlp=None)
         parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
         sends = _stacked([recurrent_sends(self._machine, job, mixer) for job in jobs])
@@ -230,7 +288,7 @@ class ModelTimeBounds:
             ]
         )
 
-    def _mlp(self, jobs: Sequence[StepJob], half: Block) -> _Time:
+    def _mlp(self, jobs: Sequence[StepJob], half: Block) -> SublayerTimes:
         parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
         return self._priced(jobs[0], parts, len(jobs), tensor=self._tensor(jobs, half.hidden))
 
@@ -262,13 +320,12 @@ class ModelTimeBounds:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _time_of_mixture(self, ways: ExpertDegrees, block: Block, at: I64) -> _Time:
+    def _mixture(self, ways: ExpertDegrees, block: Block) -> _MixtureTimes:
         """Return the time of the MLP of an MoE layer, without the host overhead of a layer."""
         key = (ways, block)
         if key not in self._mixtures:
             self._price_mixtures(ways, block)
-        found = self._mixtures[key]
-        return _Time(found.device_s[at], found.host_s[at])
+        return self._mixtures[key]
 
     def _price_mixtures(self, like: ExpertDegrees, block: Block) -> None:
         """Compute MoE layer times of all expert shardings of one precision and dispatcher."""
@@ -307,35 +364,44 @@ class ModelTimeBounds:
                 for at in range(3)
             )  # type: ignore[arg-type]
         )
-        shared = self._shared(like, block, mlp, jobs) if mlp.shared_width else None
+        shared = self._of_shared(like, block, mlp, jobs) if mlp.shared_width else None
         for overlap in {one.overlap for one in alike}:
             own = replace(settings, overlap_experts=overlap)
             found = self._priced(own, parts, len(routed), mlp.number / ep, experts=joined)
+            found = found._replace(host_s=found.host_s - self._empty_s(own))
             for at, (ranks, splitting) in enumerate(pairs):
-                rows_of = at * len(unlike) + place
-                device = found.device_s[rows_of]
-                host = found.host_s[rows_of] - self._empty_s(own)
-                if shared is not None:
-                    device, host = device + shared.device_s, host + shared.host_s
                 ways = like._replace(ep=ranks, etp=splitting, overlap=overlap)
-                self._mixtures[ways, block] = _Time(device, host)
+                columns = at * len(unlike) + np.arange(len(unlike))
+                self._mixtures[ways, block] = _MixtureTimes(_columns(found, columns), place, shared)
 
-    def _shared(
+    def _of_shared(
         self, ways: ExpertDegrees, block: Block, mlp: Experts, jobs: Sequence[StepJob]
-    ) -> _Time:
+    ) -> SublayerTimes:
         """Return the time of shared experts without their norm, which the MoE layer includes."""
-        key = ("shared", ways.precision, block.hidden, mlp.shared_width, mlp.gated)
-        found = self._mixtures.get(key)
+        key = (ways.precision, block.hidden, mlp.shared_width, mlp.gated)
+        found = self._shared.get(key)
         if found is None:
             dense = Block(
                 number=1, hidden=block.hidden, mlp=Mlp(width=mlp.shared_width, gated=mlp.gated)
             )
             parts = layer_kernels(self._machine, jobs[0], dense, _splits(jobs))
-            own = [part for part in parts if part.module == "mlp"]
+            own = [part._replace(module="shared_experts") for part in parts if part.module == "mlp"]
             time = self._priced(jobs[0], own, len(jobs), tensor=self._tensor(jobs, block.hidden))
-            found = _Time(time.device_s, time.host_s - self._empty_s(jobs[0]))
-            self._mixtures[key] = found
+            found = time._replace(host_s=time.host_s - self._empty_s(jobs[0]))
+            self._shared[key] = found
         return found
+
+
+def _columns(times: SublayerTimes, at: I64) -> SublayerTimes:
+    """Return the times of some shardings; `experts_s` is dropped."""
+    forward = np.asarray(times.forward_s)
+    return SublayerTimes(times.device_s[:, at], times.host_s[:, at], forward[at], 0.0)
+
+
+def _total(parts: Sequence[SublayerTimes], less_host_s: F64 | float = 0.0) -> SublayerTimes:
+    """Return the sum of parts of a layer; less_host_s : host seconds that are counted twice."""
+    device, host, forward, _ = (np.sum(field, axis=0) for field in zip(*parts, strict=True))
+    return SublayerTimes(device, host - less_host_s, forward, 0.0)
 
 
 def _settings(ways: ExpertDegrees) -> Candidate:

@@ -72,9 +72,9 @@ class SublayerTimes(NamedTuple):
     device_s: F64
     host_s: F64
     """Device and host seconds, shape [policies + 2]; the last two are no and full recomputation."""
-    forward_s: float
+    forward_s: Real
     """Device seconds of the forward."""
-    experts_s: float
+    experts_s: Real
     """Seconds of dispatch and combine that another micro-batch may hide; 0 without overlap."""
 
 
@@ -159,19 +159,49 @@ def rows_of(
     visible : exposed share of the shorter of traffic and layer, 0 to 1
     """
     first, last = unit.first_s + table_s, unit.last_s + table_s
-    number = unit.number + unit.further
-    device, host = device_s @ number + first + last, unit.host_s @ number
-    freed = np.maximum(unit.bounds.sizes.plain - unit.bounds.sizes.full, 1e-300)
-    more = [
-        max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
-    ]
-    again = np.array([device[-2], host[-2], *more])
-    both = layer_total_s(device, host)
-    layer = layer_total_s(device_s.min(axis=1), unit.host_s.min(axis=1))
+    number, sizes = unit.number + unit.further, unit.bounds.sizes
+    whole = model_times(
+        device_s, unit.host_s, number, np.asarray(first + last), sizes.plain - sizes.full
+    )
     longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
     share = np.where(longer, 1.0, visible)
-    return MicroBatchTimes(
-        device_s, first, last, device, host, both, layer, again, traffic_s, share
+    return MicroBatchTimes(device_s, first, last, *whole, traffic_s, share)
+
+
+class ModelTimes(NamedTuple):
+    """Seconds of a micro-batch of the whole model, as in `MicroBatchTimes`, for any degrees."""
+
+    device_of_all_s: F64
+    host_of_all_s: F64
+    whole_s: F64
+    layer_s: F64
+    """Shapes [..., policies + 2]."""
+    again: F64
+    """Shape [..., 4]."""
+
+
+def model_times(
+    device_s: F64, host_s: F64, number: F64, ends_s: F64, freed_bytes: F64
+) -> ModelTimes:
+    """Return whole-model seconds from those of layers.
+
+    device_s, host_s : seconds of one layer, shape [..., policies + 2, layer types]
+    number : number of layers by type
+    ends_s : device seconds of embedding, head, loss and MTP modules without layers, shape [...]
+    freed_bytes : bytes that full recomputation of a layer frees, shape [..., layer types]
+    """
+    device, host = device_s @ number + ends_s[..., None], host_s @ number
+    freed = np.maximum(freed_bytes, 1e-300)
+    more = [
+        np.maximum(0.0, ((rows[..., -1, :] - rows[..., -2, :]) / freed).min(axis=-1))
+        for rows in (device_s, host_s)
+    ]
+    return ModelTimes(
+        device,
+        host,
+        layer_total_s(device, host),
+        layer_total_s(device_s.min(axis=-1), host_s.min(axis=-1)),
+        np.stack([device[..., -2], host[..., -2], *more], axis=-1),
     )
 
 

@@ -13,6 +13,9 @@ from autopar.pipeline.orders import warmup_chunks
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 from search.planning.uniform.layout import Arrangement
 
+_ROUNDING = 1.0 - 1e-9
+"""Rounding factor: sums in another order must not exceed the exact ones."""
+
 
 class LiveMicroBatches(NamedTuple):
     """Live micro-batches of a stage after a forward pass."""
@@ -159,6 +162,55 @@ def spread_stages(states: F64, live: Sequence[SpreadLive]) -> SpreadStages:
         least=np.array([one.least for one in live]).reshape(-1, 1),
         most=np.array([one.most for one in live]).reshape(-1, 1),
     )
+
+
+def spread_bytes(own: F64, saved: F64, number: F64, stages: SpreadStages) -> tuple[F64, F64]:
+    """Return lower bounds of the peak stage's bytes for any layer partition, and their slopes.
+
+    Both results have shape [rows, policies + 2]. The slope is the largest reduction of the bound
+    per byte of b_t.
+
+    The bound is a weighted mean over stages, which the peak stage cannot be below. Stage k has at
+    least l_k live micro-batches in the mean over its layers, and r l_k to s l_k of any one. The n_t
+    layers of type t have w_t bytes without activations, and a_t bytes of activations per
+    micro-batch. With a = a_u of any type u, let b_t = a + r (a_t - a)+ - s (a - a_t)+. The
+    activations of a stage are at least l_k times the sum of b_t over its layers. With weights g_k
+    of the stages, the mean is at least sum_t n_t min_k g_k (w_t + l_k b_t).
+
+    own : w_t, shape [rows, layer types]
+    saved : a_t, shape [rows or 1, policies + 2, layer types]
+    number : n_t, shape [layer types]
+    """
+    count = number.sum()
+    if len(number) > 1:
+        saved = _even_saved(saved, int(number.argmax()), stages)
+    mean_own = (own @ number / count)[:, None]
+    mean_saved = np.maximum(0.0, saved @ number / count)
+    shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, :, None] * stages.levels[:, None])
+    whole = np.matmul(shares, stages.times[:, :, None])[:, :, 0]
+    found = count / whole
+    if len(number) > 1:
+        # the share (w + l b) / (mean w + l mean b) of a layer is monotone in its live micro-batches
+        # l, so its minimum is at an end of the range
+        first, last = (
+            (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
+            for some in (stages.last, stages.first)
+        )
+        found = np.minimum(first, last) @ number / whole
+    # max of g_k l_k: l / (mean w + l mean b) is largest for the most live micro-batches
+    most = stages.last / (mean_own + stages.last * mean_saved) / whole
+    return found * _ROUNDING, most
+
+
+def _even_saved(saved: F64, usual: int, stages: SpreadStages) -> F64:
+    """Return the b_t of `spread_bytes`, shape [rows, policies + 2, types].
+
+    saved : bytes of saved activations, shape [rows or 1, policies + 2, types]
+    usual : index of the type with the most layers
+    """
+    more = saved - saved[:, :, usual : usual + 1]
+    ratio = np.where(more > 0, stages.least[:, :, None], stages.most[:, :, None])
+    return np.asarray(saved - more + ratio * more)
 
 
 class StageEnds(NamedTuple):

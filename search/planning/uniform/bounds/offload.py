@@ -11,6 +11,7 @@ C, F, B over the layers of a stage or model, it is at least (C / r - F)+ + (C / 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,8 @@ from autopar.arrays import F64
 from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import overlapped_traffic_s
 from search.engines.candidate import Candidate
-from search.planning.uniform.bounds.layer_times import (
-    DegreeTimes,
-    MicroBatchTimes,
-)
+from search.planning.uniform.bounds.candidates import ModelOffload
+from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTimes
 from search.planning.uniform.bounds.partitions import Partitions, exposed_s, peaks_of, pipeline_s
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
@@ -30,24 +29,43 @@ _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
 
 
-def offload_model_time_s(
-    prices: UniformCostModel, unit: DegreeTimes, rows: Sequence[MicroBatchTimes], freed_bytes: F64
-) -> F64:
+def offload_of_unit(unit: DegreeTimes, rows: Sequence[MicroBatchTimes]) -> ModelOffload:
+    """Return the offload values of some degrees; rows : micro-batch times, one per row."""
+    gone = unit.bounds.offloaded_activation_bytes
+    return ModelOffload(
+        forward_s=(unit.forward_s @ unit.number).reshape(1, 1),
+        layers_s=(unit.device_s[:-2] @ unit.number)[None],
+        device_s=np.array([one.device_of_all_s[:-2] for one in rows]),
+        host_s=rows[0].host_of_all_s[None, :-2],
+        more=np.array([one.more for one in rows]),
+        padding=np.full((1, 1), gone.padding),
+        **leaves_of(unit.number, gone.leaves[None]),
+    )
+
+
+def leaves_of(number: F64, leaves: F64) -> dict[str, Any]:
+    """Return the fields of `ModelOffload` that depend on bytes.
+
+    number : number of layers by type
+    leaves : `OffloadedBytes.leaves` by row, shape [rows, policies, layer types]
+    """
+    usual = int(number.argmax())
+    every = leaves @ number
+    others = every - leaves[:, :, usual] * number[usual]
+    return {"leaves": every, "others": others, "share": float(number.sum() / number[usual])}
+
+
+def offload_model_time_s(prices: UniformCostModel, model: ModelOffload, freed_bytes: F64) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
     The result has shape [rows, policies].
 
-    rows : micro-batch times, one per row
     freed_bytes : device bytes freed per micro-batch, shape [rows, policies]; at most those that
         modules can offload
     """
-    number = unit.number
-    forward = unit.forward_s @ number
-    copied = freed_bytes / unit.bounds.offloaded_activation_bytes.padding
-    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
-    device = np.array([one.device_of_all_s[:-2] for one in rows])
-    more = np.array([one.more for one in rows])
-    return np.asarray(host_device_time_s(device + seen * more, rows[0].host_of_all_s[:-2]))
+    copied, forward = freed_bytes / model.padding, model.forward_s
+    seen = _copies_s(prices, copied, forward, model.layers_s - forward)
+    return np.asarray(host_device_time_s(model.device_s + seen * model.more, model.host_s))
 
 
 def _copies_s(
@@ -90,43 +108,40 @@ def offload_time_s(
     return pipeline_s(prices, unit, choice, parts, device, host)
 
 
-def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64, most: F64) -> F64:
+def hosted_spread_bytes(model: ModelOffload, sizes: F64, freed: F64, most: F64) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any layers and offload set.
 
     sizes, freed : results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2].
     most : `SpreadStages.most`
     """
-    share, more = _share_of_others(unit, most)
-    gone = share * (unit.bounds.offloaded_activation_bytes.leaves @ unit.number) + more
+    share, more = _share_of_others(model, most)
+    gone = share * model.leaves + more
     found: F64 = sizes[:, :-2] - freed[:, :-2] * gone
     return found
 
 
-def least_offloaded_bytes(unit: DegreeTimes, lacking: F64, freed: F64, most: F64) -> F64:
+def least_offloaded_bytes(model: ModelOffload, lacking: F64, freed: F64, most: F64) -> F64:
     """Return lower bounds of the bytes per micro-batch to offload, shape [rows, policies].
 
     lacking : bytes that `hosted_spread_bytes` must be lower than without offload
     freed, most : as in `hosted_spread_bytes`, for the policies alone
     """
-    share, more = _share_of_others(unit, most)
+    share, more = _share_of_others(model, most)
     found: F64 = np.maximum(0.0, lacking / freed - more) / share
     return found
 
 
-def _share_of_others(unit: DegreeTimes, most: F64) -> tuple[F64, F64]:
+def _share_of_others(model: ModelOffload, most: F64) -> tuple[F64, F64]:
     """Return (f, e), with which offload of F bytes in all layers frees at most f F + e bytes b_t.
 
-    Shapes [rows, 1] and [rows, policies]. With the b_t of `UniformCostModel.many_spread_bytes`, and
+    Shapes [rows, 1] and [rows, policies]. With the b_t of `spread_bytes`, and
     c_t bytes offloaded by each of n_t layers, b_u decreases by c_u, and the other b_t by at most
     c_u + s c_t. With one layer type, or s = 1, f is 1 and e is 0.
     """
-    number, leaves = unit.number, unit.bounds.offloaded_activation_bytes.leaves
-    if len(number) == 1:
+    if model.share == 1.0:
         return np.ones((1, 1)), np.zeros((1, 1))
-    usual = int(number.argmax())
-    share = np.where(most == 1.0, 1.0, number.sum() / number[usual])
-    of_others = leaves @ number - leaves[:, usual] * number[usual]
-    return share, np.maximum(0.0, most - share) * of_others
+    share = np.where(most == 1.0, 1.0, model.share)
+    return share, np.maximum(0.0, most - share) * model.others
 
 
 def least_hosted_bytes(unit: DegreeTimes, parts: Partitions, sizes: F64) -> F64:
