@@ -371,7 +371,9 @@ def convert(row: Row, text: str) -> Any:
     if row.kind == "float":
         try:
             # Python accepts digits of every script.
-            number = float(text) if text.isascii() else math.nan
+            share = text.endswith("%") and row.high is not None and row.high <= 1
+            number = float(text.removesuffix("%")) / 100 if share else float(text)
+            number = number if text.isascii() else math.nan
         except ValueError:
             number = math.nan
         try:
@@ -399,11 +401,9 @@ def _in_unit(row: Row, text: str) -> str:
     The hint is empty for a text without a known unit, and for options that are neither in GiB nor
     in GB/s.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,4}(?:/s)?|%)", text)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,4}(?:/s)?)", text)
     if found is None:
         return ""
-    if found[2] == "%":
-        return f"Use {float(found[1]) / 100:g}" if row.high is not None and row.high <= 1 else ""
     factor = {2.0**30: _SIZES.get(found[2].lower()), 1e9: _RATES.get(found[2])}.get(row.scale)
     if factor is None:
         return ""

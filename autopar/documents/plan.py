@@ -367,7 +367,7 @@ class _Answer(_Entry):
     """First keys of the plan file and of the `--json` result: status, step time, throughput."""
 
     status: _Text | None = None
-    """`optimal`, `time_limit`, `infeasible`, or `evaluated` for a given plan."""
+    """`optimal`, `within_gap`, `time_limit`, `infeasible`, or `evaluated` for a given plan."""
     legal: _Flag | None = None
     fits: _Flag | None = None
     step_time_s: _Amount | None = None

@@ -149,9 +149,9 @@ class LaunchDocument(Record):
     version: Literal[1]
     autopar: str
     """Release that wrote the file."""
-    status: Literal["optimal", "infeasible", "evaluated"]
-    """`optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for
-    none."""
+    status: Literal["optimal", "within_gap", "time_limit", "infeasible", "evaluated"]
+    """`optimal` for the fastest plan that fits, `within_gap` for one within `--gap` of it,
+    `time_limit` for the best so far, `evaluated` for a given one, `infeasible` for none."""
     request: dict[str, TypedOption]
     """Options of the search as the user typed them."""
     model: str

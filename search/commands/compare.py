@@ -47,7 +47,7 @@ COMMAND = Command(
         {
             *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
             # Options of searches; this command does not search.
-            *("goal", "tokens-per-s", "use", "price", "top", "time-limit"),
+            *("goal", "tokens-per-s", "use", "price", "top", "time-limit", "gap"),
         }
     ),
     panels=("Question", SCRIPT, *PANELS),

@@ -169,7 +169,17 @@ COMMAND = Command(
     usage="PLAN.json --to ENGINE [OPTIONS]",
     fills=(ExportSpec, ScriptSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "plot", "html", "trace", "output-config-path", "top", "time-limit"}
+        {
+            "evaluate",
+            "frontier",
+            "plot",
+            "html",
+            "trace",
+            "output-config-path",
+            "top",
+            "time-limit",
+            "gap",
+        }
         | {"verbose", "goal", "tokens-per-s", "use"}
     ),
     panels=(_EXPORT, SCRIPT, *PANELS),

@@ -55,7 +55,7 @@ _OF_LAUNCHES = frozenset(
         *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
-        *("memory-constraint", "oom-risk", "within", "bsz-scale", "top", "tp-overlap"),
+        *("memory-constraint", "oom-risk", "within", "gap", "bsz-scale", "top", "tp-overlap"),
     }
 )
 """Options of the search for uniform plans; any other option selects per-layer plans.
@@ -387,6 +387,11 @@ def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
         raise OptionError(
             "--within: a choice among uniform plans, but per-layer plans are searched",
             remedy="Remove --within",
+        )
+    if request.options.gap:
+        raise OptionError(
+            "--gap: a limit of the search for uniform plans, but per-layer plans are searched",
+            remedy="Remove --gap",
         )
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:

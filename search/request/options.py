@@ -271,6 +271,14 @@ class SearchOptions:
     """Correction factors of times and bytes from measured plans (`--calibration`)."""
     # solver
     top: int = option(5, help="number of alternatives in the report", panel=_OUT, low=0, high=1000)
+    gap: float = option(
+        0.0,
+        help="stop if the plan is proven to be at most this share slower than the fastest",
+        panel=_OUT,
+        low=0,
+        high=0.5,
+    )
+    """Only the search for uniform plans may stop; that for per-layer plans proves the optimum."""
     time_limit_s: float | None = option(
         None,
         name="time-limit",
@@ -367,8 +375,8 @@ def option_record(
     if options.calibration is not None:
         record["calibration"] = to_builtins(options.calibration)
     record["memory_constraint_bytes"] = memory_bytes
-    # a time limit must not change the bytes of the same result
-    del record["time_limit_s"]
+    # limits must not change the bytes of the same result
+    del record["time_limit_s"], record["gap"]
     if options.calibration is None:  # plan files of searches without a calibration omit the key
         del record["calibration"]
     if not options.enable_cp:  # as do plan files of searches without it

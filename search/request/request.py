@@ -715,7 +715,7 @@ class Request(Record):
 # stored in place of the engine.
 _NOT_KEPT = frozenset(
     {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
-    | {"plot", "verbose", "price", "goal", "tokens-per-s", "use"}
+    | {"plot", "verbose", "price", "goal", "tokens-per-s", "use", "gap"}
 )
 
 

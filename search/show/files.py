@@ -384,14 +384,17 @@ def _launch(answer: Launches, engine: EngineResult, solution: PricedRun) -> Laun
     )
 
 
-def launch_text(answer: Launches, request: Mapping[str, object], status: str = "optimal") -> str:
-    """Return the text of the plan file of the best uniform plan; status : see `PlanFigures`."""
+def launch_text(answer: Launches, request: Mapping[str, object], status: str = "") -> str:
+    """Return the text of the plan file of the best uniform plan.
+
+    status : see `PlanFigures`; by default, that of the search
+    """
     one, best = answer.best, answer.chosen
     assert one is not None, "nothing is written where nothing fits"
     assert best is not None, "the fastest engine has a launch"
     step = best.assessment.step
     figures = {
-        "status": status,
+        "status": status or answer.status,
         "step_time_s": None if step is None else step.total_s,
         "samples_per_s": best.samples_per_s,
         "defaults_used": list(answer.question.assumed),
@@ -411,7 +414,7 @@ def launch_document(answer: Launches, request: Mapping[str, Any]) -> LaunchDocum
         format="autopar-launch",
         version=1,
         autopar=__version__,
-        status="optimal" if launch else "infeasible",
+        status=answer.status if launch else "infeasible",
         request=dict[str, Any](sorted(request.items())),
         model=question.spec.name,
         hardware=cluster_of(question),

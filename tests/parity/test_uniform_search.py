@@ -481,6 +481,9 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "bounds of degrees are 5 % too high": (
         space.UniformSearchSpace, "_bound_s", lambda old: scaled(old, 1.05)
     ),
+    "bounds of blocks of degrees are too high": (
+        DegreeBlocks, "seconds", lambda old: scaled(old, 1.05)
+    ),
     "bytes of degrees are too high": (
         space.UniformSearchSpace, "_bound_bytes", lambda old: scaled(old, 3.0)
     ),
@@ -663,6 +666,26 @@ def test_a_second_question_is_answered_alike() -> None:
         )
         assert again.least_s == alone.least_s
         assert [x.choice for x in again.solutions] == [x.choice for x in alone.solutions]
+
+
+@pytest.mark.parametrize("gap", [0.001, 0.05, 0.5])
+def test_a_gap_is_kept(gap: float) -> None:
+    """No plan is slower than the optimum by more than the proven gap, which the user accepted."""
+    gaps = []
+    for seed in range(SEEDS):
+        one = asked(seed)
+        solved = fresh(one).solve(one.fixed, memory_bytes=one.memory_bytes, gap=gap)
+        assert solved.complete
+        assert bool(solved.solutions) == (one.best is not None)
+        if one.best is not None:
+            found = solved.solutions[0].sample_s
+            assert solved.least_s is not None
+            assert solved.least_s <= one.best.seconds * (1 + 1e-9)
+            assert one.best.seconds * (1 - 1e-9) <= found <= solved.least_s * (1 + gap) * (1 + 1e-9)
+            gaps.append(solved.gap)
+    # the accepted gap is used, and seldom exhausted
+    assert 0.0 < max(gaps) <= gap
+    assert any(one == 0.0 for one in gaps) or gap == 0.5
 
 
 BUDGETS = ((0.5, 0.01), (0.8, 0.001), (1.0, 0.01), (1.5, 0.01), (0.9, 0.01), (1.1, 0.2))

@@ -80,7 +80,7 @@ class TableChoice(Record):
 class TableSolution(Record):
     """Result of `solve_tables`; index fields are -1 or empty if no plan was found."""
 
-    status: Literal["optimal", "infeasible", "time_limit"]
+    status: Literal["optimal", "time_limit", "infeasible"]
     candidate: int
     stage_sizes: tuple[int, ...]
     strategy_index: tuple[int, ...]

@@ -49,7 +49,7 @@ from search.planning.layered.summary import one_line, result_rows, result_words
 # Results of a search; the prediction of its plan is `autopar.run.plan.Prediction`.
 
 
-Status = Literal["optimal", "infeasible", "time_limit"]
+Status = Literal["optimal", "within_gap", "time_limit", "infeasible"]
 
 
 class Alternative(Record):

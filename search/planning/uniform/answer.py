@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
@@ -63,7 +63,9 @@ class UniformRequest(Record):
     top: int
     """Number of alternatives with other degrees, in addition to the fastest plan."""
     seconds: float | None = None
-    """Time limit of all searches together, seconds; None: until optimality is proven."""
+    """Time limit of all searches together, seconds; None: until `gap` is proven."""
+    gap: float = 0.0
+    """Accepted relative excess of the step time of the fastest plan over the optimum."""
     price: float | None = None
     """Price of one GPU-hour, dollars; None if it is not given."""
     assumed: tuple[str, ...]
@@ -139,6 +141,19 @@ class UniformResult(Record):
     def chosen(self) -> PricedRun | None:
         """The plan of the answer; None if nothing fits."""
         return None if self.best is None else self.best.best
+
+    @property
+    def status(self) -> Literal["optimal", "within_gap", "time_limit", "infeasible"]:
+        """`optimal` or `within_gap` if that is proven for all engines, `infeasible` without plan.
+
+        `time_limit` if the time limit ended a search.
+        """
+        searched = [one.solved for one in self.engines if one.solved is not None]
+        if not all(one.complete for one in searched):
+            return "time_limit"
+        if self.best is None:
+            return "infeasible"
+        return "within_gap" if any(one.gap for one in searched) else "optimal"
 
     @property
     def nearest(self) -> EngineResult:
@@ -258,6 +273,7 @@ def open_launches(
         stack=inputs.stack,
         top=options.top,
         seconds=options.time_limit_s,
+        gap=options.gap,
         price=request.output.price,
         assumed=tuple(assumed),
         usual_batch=not BATCH_OPTIONS & request.given.keys(),
@@ -333,7 +349,10 @@ def answer(
     if question.top and best.best is not None and best.best.samples_per_s > first:
         assert best.solved is not None
         again = spaces[best.engine].solve(
-            question.fixed, top=1 + question.top, seconds=shares.following()
+            question.fixed,
+            top=1 + question.top,
+            seconds=shares.following(),
+            gap=question.gap,
         )
         if again.complete:
             cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
@@ -534,6 +553,7 @@ def _solved(
             memory_bytes=question.card.memory_bytes,
             smallest_s=limits.smallest_s,
             within_s=limits.within_s,
+            gap=question.gap,
         )
         if not solved.solutions and limits.within_s < math.inf:
             reason = "its plans are slower than those of another variant"

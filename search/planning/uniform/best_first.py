@@ -28,9 +28,9 @@ from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
 from search.planning.uniform.bounds.blocks import DegreeBlocks, Degrees
 from search.planning.uniform.bounds.candidates import DEVICE, ActivationPolicies
+from search.planning.uniform.bounds.count import number_of_candidates
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.count import number_of_candidates
 from search.planning.uniform.expansion import CandidateExpander
 from search.planning.uniform.least_memory import least_memory_plan
 from search.planning.uniform.memory import MemoryBudget
@@ -117,14 +117,14 @@ class VariantResult(Record):
     least_s: float | None = None
     """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
     complete: bool = True
-    """True if optimality is proven; False if a limit of the search was reached."""
+    """True if `gap` is at most the accepted one; False if a limit of the search was reached."""
     effort: UniformSearchStats
 
     @property
     def gap(self) -> float:
         """Upper bound of the relative excess of the best plan's step time over the optimum.
 
-        0 if the search was complete or found nothing.
+        0 if optimality is proven or nothing was found.
         """
         if not self.solutions or not self.least_s:
             return 0.0
@@ -175,6 +175,8 @@ class _SearchBudget(NamedTuple):
 class _QueueEntry(NamedTuple):
     """Candidate in the queue with its bounds."""
 
+    key: float
+    """Order in the queue, at most `seconds` (`_Search.key`)."""
     seconds: float
     """Step seconds per sequence, or a lower bound of them."""
     level: int
@@ -216,6 +218,7 @@ class UniformSearch:
         smallest_s: float | None = LEAST_S,
         within_s: float = math.inf,
         numbered: bool = True,
+        gap: float = 0.0,
     ) -> VariantResult:
         """Return the fastest plans that fit, the best of each family of degrees.
 
@@ -232,6 +235,7 @@ class UniformSearch:
             searched
         within_s : step seconds per sequence above which plans are not searched
         numbered : False: `UniformSearchStats.choices` is not counted
+        gap : accepted relative excess of a plan's step time over the proven lower bound
         """
         began = time.process_time()
         target = self.target
@@ -240,7 +244,7 @@ class UniformSearch:
             target = replace(target, machine=replace(target.machine, card=card))
         if oom_risk is not None:
             target = replace(target, oom_risk=oom_risk)
-        search = _Search(self, target, fixed or Constraints(), top)
+        search = _Search(self, target, fixed or Constraints(), top, gap)
         deadline = None if seconds is None else began + seconds
         end = None if seconds is None else began + seconds + grace_s
         search.run(
@@ -281,11 +285,11 @@ class _Search:
     """One search with given constraints, memory limits and number of families."""
 
     def __init__(
-        self, uniform: UniformSearch, target: Target, fixed: Constraints, top: int
+        self, uniform: UniformSearch, target: Target, fixed: Constraints, top: int, gap: float
     ) -> None:
         self.prices, self.space = uniform.prices, uniform.space
         self.engine, self.job = uniform.engine, uniform.job
-        self.target, self.fixed, self.top = target, fixed, top
+        self.target, self.fixed, self.top, self.gap = target, fixed, top, gap
         self.room = MemoryBudget(
             target.capacity_bytes, target.oom_risk, kind_of_model(self.job.model)
         )
@@ -319,11 +323,37 @@ class _Search:
         self.least_pushed = min(self.least_pushed, seconds)
         heapq.heappush(
             self.queue,
-            _QueueEntry(seconds, level, choice, self.pushed, **known),  # type: ignore[arg-type]
+            _QueueEntry(
+                self.key(seconds, level),
+                seconds,
+                level,
+                choice,
+                self.pushed,
+                **known,  # type: ignore[arg-type]
+            ),
         )
+
+    def key(self, seconds: float, level: int) -> float:
+        """Return the order of an entry in the queue.
+
+        Without a gap it is the bound itself. With a gap g, bounds of finer levels are divided by up
+        to 1 + g, and exact step times by 1 + g. An exact step time that leaves the queue first then
+        exceeds no bound by more than g.
+        """
+        finer = 1.0 - max(0, level - _HOSTED) / (_DEGREES - _HOSTED)
+        key: float = seconds / (1.0 + self.gap) ** finer
+        return key
+
+    def least_of(self, entry: _QueueEntry) -> float:
+        """Return a lower bound of an entry that left the queue and of all that did not, s."""
+        if not self.gap:
+            return entry.seconds
+        return min([entry.seconds, self.following_s, *(one.seconds for one in self.queue)])
 
     pushed = 0
     least_pushed = math.inf
+    following_s = math.inf
+    """Lower bound of all degrees that were not pushed."""
 
     def coarse(self, within_s: float) -> Iterator[tuple[float, I64]]:
         """Yield (step seconds per sequence, degrees) of blocks of degrees, in ascending order.
@@ -342,9 +372,10 @@ class _Search:
         coarse = self.coarse(within_s)
         following = next(coarse, None)
         while self.queue or following:
-            while following and (not self.queue or following[0] <= self.queue[0].seconds):
+            while following and (not self.queue or following[0] <= self.queue[0].key):
                 self.push_degrees(following[1])
                 following = next(coarse, None)
+            self.following_s = following[0] if following else math.inf
             if self.queue:
                 yield heapq.heappop(self.queue)
 
@@ -381,12 +412,14 @@ class _Search:
         """
         late = False
         for entry in self.entries(within_s):
-            if entry.seconds > within_s:
+            if entry.key > within_s:
                 break
+            if entry.seconds > within_s:
+                continue
             if not late and limit.exhausted(self.counted, self.expanded):
                 late, self.complete = True, False
                 if not self.found:
-                    self.least_s = entry.seconds
+                    self.least_s = self.least_of(entry)
             if late and end.exhausted(self.counted, self.expanded):
                 break
             if entry.level < _DEGREES and family_of(entry.choice) in self.found:
@@ -452,7 +485,9 @@ class _Search:
         if least > entry.seconds:
             if least < math.inf:
                 self.pushed += 1
-                heapq.heappush(self.queue, entry._replace(seconds=least, number=self.pushed))
+                key = self.key(least, entry.level)
+                again = entry._replace(key=key, seconds=least, number=self.pushed)
+                heapq.heappush(self.queue, again)
             return
         self.least_pushed = math.inf
         self.expanders[entry.level](entry)
@@ -670,7 +705,7 @@ class _Search:
                 self.too_much = host, solution
             return
         if not self.found and self.least_s is None:
-            self.least_s = entry.seconds
+            self.least_s = self.least_of(entry)
         self.found[family_of(choice)] = solution
 
     def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
@@ -721,7 +756,8 @@ class _Search:
             least, shortage = self.least_memory_plan(until)
         return VariantResult(
             engine=self.engine,
-            solutions=tuple(self.found.values()),
+            # with a gap, a plan that was found later may be faster
+            solutions=tuple(sorted(self.found.values(), key=lambda one: one.sample_s)),
             smallest=least,
             shortage=shortage,
             least_s=self.least_s,

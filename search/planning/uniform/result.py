@@ -63,14 +63,12 @@ def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
     """Return the result of the uniform search of a request."""
     question, one, best = found.question, found.best, found.chosen
     searched = [each.solved for each in found.engines if each.solved is not None]
-    # a search that its time limit ended proves only this throughput
-    open_s = [each.least_s for each in searched if not each.complete and each.least_s]
+    # a search that ended before it proved the optimum proves only this throughput
+    open_s = [each.least_s for each in searched if each.least_s and (not each.complete or each.gap)]
     rate = 0.0 if found.fastest is None else found.fastest.samples_per_s
     bound = max([rate, *(1.0 / seconds for seconds in open_s)])
     complete = all(each.complete for each in searched)
-    status: Status = "optimal" if complete else "time_limit"
-    if best is None and complete:
-        status = "infeasible"
+    status: Status = found.status
     efforts = [each.effort for each in searched]
     memory = question.card.memory_bytes
     return UniformSearchResult(

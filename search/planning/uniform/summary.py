@@ -30,9 +30,16 @@ from search.planning.uniform.answer import (
     UniformRequest,
     UniformResult as Launches,
 )
-from search.planning.uniform.best_first import PricedRun, family_of
+from search.planning.uniform.best_first import PricedRun, VariantResult, family_of
 from search.planning.uniform.choice import OOM_TRAIT, avoided
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
+
+
+def proof_of(solved: VariantResult) -> str:
+    """Return the proven gap of a search to the best plan, in words."""
+    if solved.complete:
+        return f"proven (gap {solved.gap * 100:.3g} %)"
+    return f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
 
 
 def summary_of(
@@ -47,9 +54,9 @@ def summary_of(
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
     question, effort = found.question, solved.effort
-    proof = "proven for full rows" if full else "proven (gap 0 %)"
-    if not solved.complete:
-        proof = f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
+    proof = proof_of(solved)
+    if full and solved.complete and not solved.gap:
+        proof = "proven for full rows"
     not_searched = _not_searched(found, one)
     options = format_count(len(not_searched), "option")
     return Answer(

@@ -18,7 +18,7 @@ from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_probability, format_seconds
 from search.planning.uniform.choice import avoided
-from search.planning.uniform.summary import price_of, priced_of
+from search.planning.uniform.summary import price_of, priced_of, proof_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section
@@ -174,10 +174,7 @@ def _state(best: EngineResult) -> str:
     if best.chosen is not None and best.fastest is not None:
         traits = " and ".join(avoided(best.fastest, best.chosen))
         number = f"without {traits}, as fast as the fastest of {fit}"
-    if solved.complete:
-        return f"{number}, proven (gap 0 %)"
-    gap = f"at most {solved.gap * 100:.1f} % slower than the best"
-    return f"{number}; stopped by the time limit, {gap}"
+    return f"{number}, {proof_of(solved)}"
 
 
 def _counted(assessment: Assessment, target: Target) -> Assessment:
