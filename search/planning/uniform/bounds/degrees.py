@@ -352,7 +352,9 @@ class ModelTimeBounds:
         # kernel formulas accept arrays of degrees, too
         many = replace(settings, ep=ep, etp=etp)  # type: ignore[arg-type]
         few = splits._replace(routed=routed, outside=outside, expert_tensor=etp)
-        alone = Block(number=1, hidden=block.hidden, mlp=replace(mlp, shared_width=0))
+        alone = replace(
+            block, number=1, attention=None, recurrent=None, mlp=replace(mlp, shared_width=0)
+        )
         parts = tuple(layer_kernels(self._machine, many, alone, few))
         sends = [
             expert_sends(self._machine, _routing(settings, *pair, unlike[:, 0]), block.hidden, mlp)
