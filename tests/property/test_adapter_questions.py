@@ -16,5 +16,5 @@ def test_answers_about_adapters_are_what_their_files_say(folder: Path) -> None:
     for seed in range(LARGEST):
         for kind, what in asked_of(folder, drawn_adapters(seed)):
             answered += kind == "answered"
-            assert kind in ("answered", "no answer"), (seed, kind, what)
+            assert kind in ("answered", "no answer", "given to another program"), (seed, kind, what)
     assert answered > LARGEST // 4

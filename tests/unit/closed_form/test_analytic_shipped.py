@@ -43,7 +43,10 @@ OTHER_BLOCKS = {
         "mixture of experts",
     ),
     **dict.fromkeys(("flux.1-dev", "vit-l", "wan2.1-14b"), "no vocabulary"),
-    "gemma-3-27b": "sliding-window attention",
+    **dict.fromkeys(
+        ("gemma-2-2b", "gemma-2-9b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"),
+        "sliding-window attention",
+    ),
     "t5-3b": "encoder-decoder",
     "t5-large": "encoder-decoder",
 }  # fmt: skip
@@ -101,7 +104,9 @@ def test_large_operations_reach_what_the_card_says(name: str) -> None:
     for engine in system.matrix.values():
         shares = [share for _, share in engine.gflops_efficiency]
         assert shares == sorted(shares, reverse=True)
-        assert shares[0] == pytest.approx(card.gemm_efficiency, rel=0.06)
+        # a launch is a larger part of what the fastest devices compute in the first step
+        near = 0.06 if engine.tflops < 10_000 else 0.2
+        assert shares[0] == pytest.approx(card.gemm_efficiency, rel=near)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -135,7 +140,7 @@ def test_every_shipped_model_is_an_application_or_says_why_not(name: str) -> Non
         layer.ffn_hidden_size,
         layer.num_layers,
     )
-    assert a.attn_heads * a.attn_size >= a.hidden
+    assert a.attn_heads * a.attn_size == (layer.num_heads or 0) * (layer.head_dim or 0)
     assert a.vocab_size >= (spec.vocab_size or 0)
     assert structure_of(spec) == ("llama" if layer.gated_mlp else "gpt")
     two = model_of(spec)

@@ -77,7 +77,11 @@ def test_every_shipped_model_is_counted_as_its_layers_are_timed(name: str) -> No
         layer.num_layers * layer_flop(layer, layer.seq_length, lengths[0]) for layer in spec.layers
     )
     forward += 2.0 * lengths[-1] * spec.layers[-1].hidden_size * (spec.vocab_size or 0)
-    assert spec_flop(replace(spec, mtp_layers=0)) == pytest.approx(3 * forward, rel=5e-3)
+    # the corner of a window is large where the window is half of the sequence, as in Gemma 2
+    near = (
+        2e-2 if any((layer.window or 0) * 4 > layer.seq_length for layer in spec.layers) else 5e-3
+    )
+    assert spec_flop(replace(spec, mtp_layers=0)) == pytest.approx(3 * forward, rel=near)
     with pytest.raises(InputError, match="the vocabulary is unknown"):
         spec_flop(replace(spec, vocab_size=None))
 
