@@ -493,9 +493,9 @@ Kind = Literal[
     "plain", "hybrid", "sparse", "reused", "wide", "convolution", "packed", "recipe", "tuned",
     "synced",
 ]  # fmt: skip
-"""Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`convolution`),
-of torchtitan's adapters (`recipe`), of optimizers of fine-tuning (`tuned`), or of gradients that
-accelerate reduces after each micro-batch (`synced`)."""
+"""Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`wide`,
+`convolution`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning (`tuned`), or of
+gradients that accelerate reduces after each micro-batch (`synced`)."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
         ("deepspeed", TrainingSettings(optimizer=name))
@@ -513,10 +513,10 @@ TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     ("megatron", TrainingSettings(sft=True)),
 )
 """Engine and settings of the questions of kind `tuned`."""
-_OF_MEGATRON = {
-    "hybrid": small_hybrid, "sparse": small_sparse, "reused": small_reused, "wide": small_wide
-}  # fmt: skip
+_OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse, "reused": small_reused}
 """Models of Megatron-LM alone, by kind."""
+_OF_TRANSFORMERS = {"wide": small_wide, "convolution": small_convolution}
+"""Models of transformers alone, by kind."""
 
 
 def question(seed: int, *, most: int = 120, kind: Kind = "plain") -> Question:
@@ -548,16 +548,16 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         if training.lora_rank is not None or seed % 8 == 2:
             seed, training = seed + 1, _training(seed + 1)
         engine, model = spaces()[0], _OF_MEGATRON[kind](draw)
-    elif kind == "convolution":
+    elif kind in _OF_TRANSFORMERS:
         engine, stages = engine_space(draw.choice(["deepspeed", "accelerate"])), [1]
-        model, training = small_convolution(draw), TrainingSettings()
+        model, training = _OF_TRANSFORMERS[kind](draw), TrainingSettings()
     elif seed % 4 == 3 and training in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
     if (
-        kind not in ("recipe", "convolution", "synced")
+        kind not in ("recipe", "synced", *_OF_TRANSFORMERS)
         and seed % 4 == 1
         and (engine is not spaces()[0] or model.experts is None)
     ):
