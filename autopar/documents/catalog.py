@@ -335,7 +335,8 @@ def require_inputs(
         if not isinstance(value, str) or not value or option in typed:
             continue
         path, _ = _split(option, value)
-        if (os.sep in path or path.endswith(".json")) and not _is_there(Path(path)):
+        known = option == "model" and shipped_model(value) != value
+        if not known and (os.sep in path or path.endswith(".json")) and not _is_there(Path(path)):
             lost.append(option)
     if lost:
         named = " and ".join(f"--{option} {request[option]!s:.90}" for option in lost)
@@ -482,6 +483,12 @@ def shipped_model(name: str) -> str:
     asked = _letters(repository_name(name))
     known = {_letters(own): own for own in model_names()}
     return known.get(asked, _OTHER_NAMES.get(asked, name))
+
+
+def typed_repository(name: object) -> str | None:
+    """Return a repository name of a shipped model, which may be a tuned one; else None."""
+    named = isinstance(name, str) and "/" in name and shipped_model(name) != name
+    return str(name) if named else None
 
 
 def _letters(name: str) -> str:

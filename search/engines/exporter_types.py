@@ -38,6 +38,9 @@ class ExportTarget(Record):
     """Name of the model: a shipped name, a recipe name, or a Hugging Face name. It
     determines values that are not in `Run`, such as the base of rotary positions. None: only the
     sizes are known."""
+    repository: str | None = None
+    """Repository on the Hugging Face hub that the user named, with the weights to fine-tune; None:
+    that of the shipped model."""
     spec: ModelSpec | None = None
     """Description of the model; None: not available."""
     recomputed: frozenset[int] | None = None

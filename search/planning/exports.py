@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from msgspec import field
 
+from autopar.documents.catalog import typed_repository
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
@@ -161,6 +162,7 @@ def launch_export(stored: StoredRun, engine: str, release: str | None = None) ->
         num_nodes=question.num_nodes,
         gpus_per_node=question.gpus_per_node,
         model=question.spec.name,
+        repository=typed_repository(stored.request.get("model")),
         spec=question.spec,
         release=release_for(engine_named(engine), release),
     )

@@ -55,7 +55,7 @@ def model_for(run: Run, place: ExportTarget, title: str, *, hub: bool = False) -
     Raises InputError if the name in `place` belongs to a model of other sizes. Raises
     UnsupportedError for a model that no supported `config.json` describes.
     """
-    name, model = place.model, run.model
+    name, model = (place.repository if hub else None) or place.model, run.model
     if model.has_patches:
         if hub:
             raise UnsupportedError(f"{title} trains language models, not those of images or videos")

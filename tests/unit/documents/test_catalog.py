@@ -9,7 +9,7 @@ import pytest
 from autopar.documents import catalog
 from autopar.documents.catalog import find_model
 from autopar.documents.spec import load_spec, write_spec
-from autopar.errors import InputError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import replace
 from autopar.run.model import head_dim
 
@@ -168,6 +168,14 @@ def test_other_sizes_are_not_a_shipped_model(name: str) -> None:
     assert catalog.shipped_model(name) == name
     with pytest.raises(InputError, match="neither a file nor a shipped model"):
         find_model(name)
+
+
+def test_a_file_may_name_the_repository_of_a_shipped_model(tmp_path: Path) -> None:
+    """`Qwen/Qwen3-8B` is no path, though a folder of that name would be."""
+    catalog.require_inputs({"model": "Qwen/Qwen3-8B"}, tmp_path / "plan.json")
+    with pytest.raises(DocumentError) as raised:
+        catalog.require_inputs({"model": "Qwen/Qwen3-7B"}, tmp_path / "plan.json")
+    assert raised.value.key == "request.model"
 
 
 def test_a_folder_of_weights_is_a_model(tmp_path: Path) -> None:

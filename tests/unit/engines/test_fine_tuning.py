@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autopar import ask
 from autopar.errors import DocumentError
 from autopar.price import torch_layers
 from autopar.price.account import account_of
@@ -135,6 +136,18 @@ def test_what_is_written_has_the_price_of_what_runs(keeper: Any) -> None:
         found = written(run, engine=keeper, place=place).runs
         assert account_of(found).peak_bytes == account_of(run).peak_bytes
         assert replace(job_of_run(found), name="") == replace(job_of_run(run), name="")
+
+
+def test_the_repository_that_was_asked_for_is_fine_tuned(tmp_path: Path) -> None:
+    """A tuned model has the sizes of the shipped one, and other weights."""
+    name, plan = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", tmp_path / "plan.json"
+    ask(
+        "search", model=name, hardware="h100:1x4", lora=16, engine="accelerate", seq_length=2048,
+        global_batch_size=16, output_config_path=str(plan),
+    )  # fmt: skip
+    ask("export", str(plan), out=str(tmp_path / "files"))
+    document = yaml.safe_load((tmp_path / "files" / "sft.yaml").read_text(encoding="utf-8"))
+    assert document["model_name_or_path"] == name
 
 
 def test_memory_of_the_tiled_loss() -> None:
