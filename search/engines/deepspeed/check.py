@@ -123,13 +123,25 @@ def all_flags(source: Configuration) -> Flags:
 
 
 def _sharded(source: Configuration, program: str, flags: Flags) -> Flags:
-    """Return arguments with the two FSDP arguments of axolotl for the file of ms-swift's `--fsdp`.
+    """Return arguments with the content of the file of `--fsdp_config`, or of ms-swift's `--fsdp`.
+
+    That of ms-swift becomes the two arguments of axolotl. An `--fsdp_config` that is not there
+    remains a name.
 
     Raises DocumentError if the file cannot be read.
     """
     given = " ".join(flags.get("fsdp", ()))
-    if known_program(program) != "ms-swift" or given in ("", "None", "null"):
+    if given in ("", "None", "null"):
         return flags
+    if known_program(program) != "ms-swift":
+        name = " ".join(flags.get("fsdp-config", ()))
+        if not name:
+            return flags
+        try:
+            path, text = named_text(name, source.path.parent, source.written)
+        except DocumentError:
+            return flags
+        return {**flags, "fsdp-config": (json.dumps(load_object(path, text=text).data),)}
     document = None
     if given != FSDP_PRESET:
         path, text = named_text(given, source.path.parent, source.written)

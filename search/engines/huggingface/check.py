@@ -39,6 +39,7 @@ from search.engines.huggingface.read import (
     launched,
     read_accelerate,
     trainer_document,
+    trainer_section,
 )
 from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.huggingface.script import (
@@ -170,7 +171,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     notes = [*source.notes]
     if starter == "torchrun":
         document = trainer_document(flags)
-        read_here = TRAINER_FSDP | ({"fsdp-config"} if "fsdp-version" in flags else set())
+        known = "fsdp-version" in flags or trainer_section(flags) is not None
+        read_here = TRAINER_FSDP | ({"fsdp-config"} if known else set())
         flags = {flag: words for flag, words in flags.items() if flag not in read_here}
     elif starter is not None:
         if named is not None:

@@ -53,6 +53,8 @@ _HARMLESS = frozenset(
         "dynamo_config.dynamo_use_dynamic", "dynamo_config.dynamo_use_fullgraph",
         "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
         "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_use_orig_params",
+        # transformers documents it, and passes it to nothing
+        "fsdp_config.fsdp_limit_all_gathers",
         "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
         "parallelism_config.parallelism_config_sp_backend",
         "parallelism_config.parallelism_config_sp_seq_length",
@@ -146,6 +148,17 @@ def launched(document: Mapping[str, Any], source: Configuration) -> dict[str, An
 _OPTIONS = ("auto_wrap", "offload")
 
 
+def trainer_section(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
+    """Return the keys of an `--fsdp_config` with its content, without prefix; None for a file."""
+    try:
+        found = json.loads(" ".join(flags.get("fsdp-config", ())))
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    return {key.removeprefix("fsdp_"): value for key, value in found.items()}
+
+
 def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the configuration that Hugging Face's Trainer makes from its arguments.
 
@@ -161,13 +174,16 @@ def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
         return {"distributed_type": "MULTI_GPU"}
     strategies = [word.upper() for word in words if word.upper() in _STRATEGIES]
     others = {f"--fsdp {word}": True for word in words if word not in _OPTIONS}
+    section = trainer_section(flags) or {}
+    policy = "SIZE_BASED_WRAP" if section.get("min_num_params") else "TRANSFORMER_BASED_WRAP"
     return {
         "distributed_type": "FSDP",
         "fsdp_config": {
-            "fsdp_version": 1,
-            "fsdp_sharding_strategy": "".join(strategies[:1]) or "FULL_SHARD",
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words else None,
-            "fsdp_offload_params": "offload" in words,
+            "version": 1,
+            "sharding_strategy": "".join(strategies[:1]) or "FULL_SHARD",
+            "auto_wrap_policy": policy if "auto_wrap" in words else None,
+            "offload_params": "offload" in words,
+            **section,
         },
         **{name: on for name, on in others.items() if name[7:].upper() not in strategies[:1]},
     }

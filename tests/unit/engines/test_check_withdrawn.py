@@ -452,6 +452,10 @@ def test_a_file_of_one_process_starts_one(configured: Read) -> None:
          {"fsdp_sharding_strategy": "FULL_SHARD"}),
         ('--fsdp "shard_grad_op auto_wrap offload"',
          {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": True}),
+        ("""--fsdp full_shard\\ auto_wrap --fsdp_config '{"activation_checkpointing": true}'""",
+         {"fsdp_activation_checkpointing": True}),
+        ("""--fsdp full_shard\\ auto_wrap --fsdp_config '{"limit_all_gathers": true}'""",
+         {"fsdp_sharding_strategy": "FULL_SHARD"}),
         ("", None),
     ],
 )  # fmt: skip
@@ -476,6 +480,20 @@ def test_arguments_of_the_trainer_are_a_configuration(
 def test_what_the_trainer_does_not_say_withdraws(words: str, checked: Read) -> None:
     """No wrapping, a word that is no option, and a file."""
     assert _withdrawn(checked(f"torchrun --nproc_per_node 8 {OWN} {words}")).keys() == BOTH
+
+
+def test_the_file_of_fsdp_config_is_its_content(checked: Read, tmp_path: Path) -> None:
+    """An unknown key of it is not understood."""
+    words = f"torchrun --nproc_per_node 8 {OWN} --fsdp 'full_shard auto_wrap' --fsdp_config f.json"
+    (tmp_path / "f.json").write_text('{"activation_checkpointing": true}', encoding="utf-8")
+    content = """'{"activation_checkpointing": true}'"""
+    file, same = checked(words), checked(words.replace("f.json", content))
+    assert file.run is not None, file.findings
+    assert (file.run, file.withdrawn) == (same.run, {})
+    (tmp_path / "f.json").write_text('{"fsdp_min_num_params": 100000}', encoding="utf-8")
+    assert _withdrawn(checked(words)).keys() == {"time"}
+    (tmp_path / "f.json").write_text('{"new": true}', encoding="utf-8")
+    assert _withdrawn(checked(words)).keys() == BOTH
 
 
 def test_a_configuration_that_is_not_there_breaks_no_rule(checked: Read) -> None:
