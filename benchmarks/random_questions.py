@@ -103,8 +103,11 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
     predicted = found["launch"]["predicted"]
     engine = found["launch"]["engine"]
     yield "answered", engine
-    drawn_one = random.Random(str(asked)).choice(PROGRAMS)
-    program = drawn_one if "lora" in asked and engine in ("accelerate", "deepspeed") else ""
+    degrees, program = found["launch"]["degrees"], ""
+    # these programs have neither context ranks nor replicas of shards
+    alike = degrees["cp"] == degrees["dp_replicate"] == 1
+    if "lora" in asked and engine in ("accelerate", "deepspeed") and alike:
+        program = random.Random(str(asked)).choice(PROGRAMS)
     if program:
         yield "given to another program", program
     try:

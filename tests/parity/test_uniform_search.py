@@ -1,8 +1,4 @@
-"""Launches with one set of degrees: the search against pricing every launch there is.
-
-The oracle enumerates and prices by itself (`tests.oracles.uniform`); here its optimum is held
-against the search's, and every bound against the exact price of what it bounds.
-"""
+"""The search and its bounds against pricing every launch (`tests.oracles.uniform`)."""
 
 from __future__ import annotations
 

@@ -221,7 +221,8 @@ def _of_flags(flags: Mapping[str, tuple[str, ...]]) -> str | None:
     if "skip-train" in flags:
         return "evaluates a model (--skip-train)"
     only = [name for name in ("do-eval", "do-predict") if _is_on(flags, name)]
-    if only and not _is_on(flags, "do-train"):
+    # Programs of other projects train without `--do_train`, for epochs or steps of their own.
+    if only and not _is_on(flags, "do-train") and not {"num-train-epochs", "max-steps"} & {*flags}:
         return f"evaluates a model (--{only[0].replace('-', '_')} without --do_train)"
     return None
 
