@@ -626,16 +626,20 @@ def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
 
     The head's logits are excluded; `autopar.price.peak` counts them.
     """
-    whole = stream_bytes(run)
     if chunk.embeds and run.model.dropout > 0:
         yield "dropout mask", run.sequence_parallel_tokens * run.model.hidden
     for parts in kept_parts(run, chunk_layers(run, chunk)):
         yield from parts
     if chunk.head:
-        yield "norm input", whole
-        if run.runtime.adapters is None:
-            # the head's input is saved for the weight gradient of the head
-            yield "norm output", whole
+        yield from head_parts(run)
+
+
+def head_parts(run: Run) -> Iterator[tuple[str, int]]:
+    """Yield (part, device bytes) of what one micro-batch saves for final norm and head."""
+    yield "norm input", stream_bytes(run)
+    if run.runtime.adapters is None:
+        # the head's input is saved for the weight gradient of the head
+        yield "norm output", stream_bytes(run)
 
 
 def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:

@@ -18,6 +18,7 @@ from autopar.price.activations import (
     chunk_parts,
     copied_qkv_bytes,
     device_parts,
+    head_parts,
     input_bytes,
     kept_parts,
     layer_saved_bytes,
@@ -386,7 +387,7 @@ def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
 
 def _backward(run: Run, chunk: Chunk) -> _Extra:
     """Return the transient memory at the peak of a chunk's backward, in its last layers by kind."""
-    freed = 2 * stream_bytes(run) if chunk.head else 0
+    freed = sum(size for _, size in head_parts(run)) if chunk.head else 0
     moments = (
         moment._replace(freed_bytes=moment.freed_bytes + freed + last.behind_bytes)
         for last in _last_layers(run, chunk)
@@ -491,7 +492,7 @@ class _Extra(NamedTuple):
 def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     """Return the peak transient memory of a chunk by event kind, "forward" and "backward"."""
     # final norm and head run after the last layer
-    ahead = 2 * stream_bytes(run) if chunk.head else 0
+    ahead = sum(size for _, size in head_parts(run)) if chunk.head else 0
     forward = [
         _Extra(
             dispatched_bytes=_dispatch_bytes(last.at),

@@ -65,6 +65,7 @@ from autopar.run.job import (
     adapter_parameters,
     data_shards,
     expert_shards,
+    halves,
     mtp_blocks,
     parameters,
     stage_blocks,
@@ -221,12 +222,12 @@ class LayerTimeCache:
         Attention does not depend on the degrees of experts. Experts depend only on the number of
         tokens that a rank routes.
         """
-        if block.attention is None or block.mlp is None or block.cross_tokens is not None:
+        if block.attention is None or block.mlp is None:
             return layer_times(self._machine, job, block)
         # attention is independent of experts, and an MLP of the distribution of heads and tokens
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
-        first = self._half(plain, replace(block, mlp=None))
-        other = replace(block, attention=None, recurrent=None)
+        mixer, other = halves(block)
+        first = self._half(plain, mixer)
         if isinstance(block.mlp, Mlp):
             second = self._half(replace(plain, heads_exchanged=False), other)
         else:

@@ -300,6 +300,24 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
     )
 
 
+def halves(block: Block) -> tuple[Block, Block]:
+    """Return the mixer and the MLP of a layer as blocks whose kernels add up to those of the layer.
+
+    Cross-attention and operations of the whole layer belong to the mixer.
+    """
+    if block.mlp is None or (block.attention is None and block.recurrent is None):
+        return block, block
+    number = block.num_norms
+    first, second = (None, None) if number is None else (number - number // 2, number // 2)
+    return (
+        replace(block, mlp=None, num_norms=first),
+        replace(
+            block, attention=None, recurrent=None, cross_tokens=None, elementwise=0, extra=0,
+            num_norms=second,
+        ),
+    )  # fmt: skip
+
+
 def _attention(layer: Layer) -> Attention | None:
     """Return the attention of a layer; MLA gets as many key-value heads as query heads."""
     attention = layer.attention

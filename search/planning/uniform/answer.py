@@ -156,6 +156,22 @@ class UniformResult(Record):
         return "within_gap" if any(one.gap for one in searched) else "optimal"
 
     @property
+    def bound_samples_per_s(self) -> float:
+        """Upper bound of the throughput of any plan of these engines; 0 without plan and bound."""
+        searched = [one.solved for one in self.engines if one.solved is not None]
+        # a search that ended before it proved the optimum proves only this throughput
+        open_s = [one.least_s for one in searched if one.least_s and (not one.complete or one.gap)]
+        rate = 0.0 if self.fastest is None else self.fastest.samples_per_s
+        return max([rate, *(1.0 / seconds for seconds in open_s)])
+
+    @property
+    def gap(self) -> float:
+        """Upper bound of the relative excess of the step time over the optimum; 0 without plan."""
+        if self.fastest is None:
+            return 0.0
+        return self.bound_samples_per_s / self.fastest.samples_per_s - 1.0
+
+    @property
     def nearest(self) -> EngineResult:
         """Result of the engine that needs the least additional memory, if no plan fits."""
 
@@ -356,7 +372,14 @@ def answer(
         )
         if again.complete:
             cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
-            again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
+            # other variants of the engine prove no more than they did
+            bounds = [one.least_s for one in (best.solved, again) if one.least_s]
+            again = replace(
+                again,
+                effort=replace(again.effort, cpu_s=cpu_s),
+                complete=best.solved.complete,
+                least_s=min(bounds, default=None),
+            )
             found[0] = replace(best, solved=again)
     if (question.within or question.top) and best.fastest is not None:
         chosen, safer = choose(

@@ -47,7 +47,7 @@ from autopar.rates.parts.optimizer import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
 from autopar.run.architecture import Mlp
-from autopar.run.job import Block, Job as StepJob, Recomputation, mtp_blocks, parameters
+from autopar.run.job import Block, Job as StepJob, Recomputation, halves, mtp_blocks, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
@@ -299,8 +299,8 @@ class UniformCostModel:
             return self._half(job, block, (*degrees_of(plain), at))
         attention = attention_of(plain)
         alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
-        first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
-        other = replace(block, attention=None, recurrent=None)
+        mixer, other = halves(block)
+        first = self._half(alone, mixer, (*attention, at, "attention"))
         if isinstance(block.mlp, Mlp):
             tokens = replace(alone, heads_exchanged=False)
             second = self._half(tokens, other, (*attention, at, "mlp"))

@@ -63,10 +63,6 @@ def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
     """Return the result of the uniform search of a request."""
     question, one, best = found.question, found.best, found.chosen
     searched = [each.solved for each in found.engines if each.solved is not None]
-    # a search that ended before it proved the optimum proves only this throughput
-    open_s = [each.least_s for each in searched if each.least_s and (not each.complete or each.gap)]
-    rate = 0.0 if found.fastest is None else found.fastest.samples_per_s
-    bound = max([rate, *(1.0 / seconds for seconds in open_s)])
     complete = all(each.complete for each in searched)
     status: Status = found.status
     efforts = [each.effort for each in searched]
@@ -75,8 +71,8 @@ def result_of(found: UniformResult, request: Request) -> UniformSearchResult:
         status=status,
         plan=None if best is None else uniform_plan(best.run),
         prediction=None if best is None or one is None else prediction_of(best, one.target),
-        bound_samples_per_s=bound,
-        gap=bound / rate - 1.0 if rate else 0.0 if complete else float("inf"),
+        bound_samples_per_s=found.bound_samples_per_s,
+        gap=found.gap if best is not None or complete else float("inf"),
         alternatives=() if one is None else _alternatives(found, one),
         infeasibility=_infeasibility(found) if status == "infeasible" else None,
         defaults_used=question.assumed,

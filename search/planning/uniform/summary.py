@@ -35,10 +35,10 @@ from search.planning.uniform.choice import OOM_TRAIT, avoided
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 
-def proof_of(solved: VariantResult) -> str:
-    """Return the proven gap of a search to the best plan, in words."""
+def proof_of(found: Launches, solved: VariantResult) -> str:
+    """Return the proven gap to the best plan of all engines in words; solved : of the fastest."""
     if solved.complete:
-        return f"proven (gap {solved.gap * 100:.3g} %)"
+        return f"proven (gap {found.gap * 100:.3g} %)"
     return f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
 
 
@@ -54,8 +54,8 @@ def summary_of(
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
     question, effort = found.question, solved.effort
-    proof = proof_of(solved)
-    if full and solved.complete and not solved.gap:
+    proof = proof_of(found, solved)
+    if full and solved.complete and not found.gap:
         proof = "proven for full rows"
     not_searched = _not_searched(found, one)
     options = format_count(len(not_searched), "option")

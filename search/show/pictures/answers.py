@@ -81,7 +81,7 @@ def answer_page(found: Launches, *, curves: bool, frontier: Sequence[SearchResul
         one.target,
         title=question.title,
         line=f"{one.engine.title}: {solution.line}",
-        state=_state(one) if searched else "given plan",
+        state=_state(found, one) if searched else "given plan",
     )
     return replace(
         page,
@@ -166,7 +166,7 @@ def plan_page(
     )
 
 
-def _state(best: EngineResult) -> str:
+def _state(found: Launches, best: EngineResult) -> str:
     solved = best.solved
     assert solved is not None, "it was searched"
     fit = f"{solved.effort.choices:,} plans that fits"
@@ -174,7 +174,7 @@ def _state(best: EngineResult) -> str:
     if best.chosen is not None and best.fastest is not None:
         traits = " and ".join(avoided(best.fastest, best.chosen))
         number = f"without {traits}, as fast as the fastest of {fit}"
-    return f"{number}, {proof_of(solved)}"
+    return f"{number}, {proof_of(found, solved)}"
 
 
 def _counted(assessment: Assessment, target: Target) -> Assessment:

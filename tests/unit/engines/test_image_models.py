@@ -18,6 +18,7 @@ from autopar.families.config import parse_hugging_face
 from autopar.price.assessment import Target, assess
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
+from autopar.price.step import LayerTimeCache, seconds_of_times
 from autopar.price.torch_layers import parts_without_recompute
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
@@ -75,6 +76,20 @@ def run_in(engine: str, spec: ModelSpec, **choice: Any) -> Run:
     chunks = even_chunks(job.model.num_layers, 1)
     given = {"global_batch": 64, "micro_batch": 1, "zero": 3, "chunks": chunks, **choice}
     return run_of(engine_space(engine), job, Candidate(**given))
+
+
+@pytest.mark.parametrize(
+    "name", ["flux.1-dev", "gemma-2-9b", "gemma-3-4b", "llama3-8b", "vit-l", "wan2.1-14b"]
+)
+def test_halves_of_a_layer_are_the_layer(name: str) -> None:
+    """Searches price and bound mixer and MLP alone: nothing may be lost or counted twice."""
+    machine = machine_of(load_card("h100-80gb"), stack=load_stack("torchtitan-eager"))
+    job = job_of_run(run_in("deepspeed", load_spec(name)))
+    for block in dict.fromkeys(replace(one, number=1) for one in job.blocks):
+        whole = layer_times(machine, job, block)
+        both = LayerTimeCache(machine).times(job, block)
+        one, other = (sum(seconds_of_times(machine, job, times)) for times in (whole, both))
+        assert other == pytest.approx(one, rel=1e-9)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from autopar.run.runtime import (
     States,
 )
 from autopar.run.strategy import even_chunks, recomputing
+from autopar.training.adapters import Adapters
 from autopar.units import MIB
 from tests.runs import decoder, run_of, told
 
@@ -466,6 +467,16 @@ def test_peak_of_the_last_stage_is_one_micro_batch_and_three_logits() -> None:
     deep = run(world=4, pp=4, chunks=3)
     assert sum(peak_of(deep, 3).moment.live) == 2 * 4 + 1
     assert sum(peak_of(run(world=4, pp=4), 0).moment.live) == 4
+
+
+@pytest.mark.parametrize("adapters", [None, Adapters(rank=8, targets=frozenset({"query"}))])
+def test_the_backward_of_the_head_frees_what_it_saved(adapters: Adapters | None) -> None:
+    found = told(run(), adapters=adapters) if adapters else run()
+    ((chunk,),) = found.strategy.stages
+    bare = chunk._replace(head=False)
+    saved = chunk_saved_bytes(found, chunk) - chunk_saved_bytes(found, bare)
+    assert saved > 0
+    assert backward_bytes(found, chunk)[1] - backward_bytes(found, bare)[1] == saved
 
 
 @pytest.mark.parametrize(

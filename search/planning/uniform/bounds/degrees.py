@@ -36,7 +36,7 @@ from autopar.rates.parts.operations import (
 )
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp, Recurrent
-from autopar.run.job import Block, Job as StepJob
+from autopar.run.job import Block, Job as StepJob, halves
 from autopar.run.strategy import ContextKind
 from search.engines.candidate import Candidate, Dispatcher, Precision
 from search.planning.uniform.bounds.layer_times import SublayerTimes
@@ -193,17 +193,17 @@ class ModelTimeBounds:
             ends = self._ends(jobs)
             device, host, layers = ends.copy(), np.zeros(len(jobs)), {}
             for block, count in self._number.items():
-                halves = []
+                timed = []
                 if block.attention is not None:
-                    halves.append(self._attention(jobs, block))
+                    timed.append(self._attention(jobs, halves(block)[0]))
                 elif block.recurrent is not None:
-                    halves.append(self._recurrent(jobs, block, block.recurrent))
+                    timed.append(self._recurrent(jobs, halves(block)[0], block.recurrent))
                 if isinstance(block.mlp, Mlp):
-                    halves.append(self._mlp(jobs, replace(block, attention=None, recurrent=None)))
-                if not halves:
+                    timed.append(self._mlp(jobs, halves(block)[1]))
+                if not timed:
                     continue
                 # each half contains the host overhead of a whole layer, experts have none
-                layer = layers[block] = _total(halves, (len(halves) - 1) * self._empty_s(jobs[0]))
+                layer = layers[block] = _total(timed, (len(timed) - 1) * self._empty_s(jobs[0]))
                 device += count * layer.device_s[-2]
                 host += count * layer.host_s[-2]
             found = self._dense[ways.precision] = _DenseTimes(device, host, ends, layers)
@@ -239,8 +239,7 @@ class ModelTimeBounds:
         found = self._by_word(job, times, (size,))
         return found._replace(forward_s=np.broadcast_to(found.forward_s, size))
 
-    def _attention(self, jobs: Sequence[StepJob], block: Block) -> SublayerTimes:
-        half = replace(block, mlp=None)
+    def _attention(self, jobs: Sequence[StepJob], half: Block) -> SublayerTimes:
         assert half.attention is not None, "layers of launches have attention"
         every, order = [], []
         kinds = [(job.cp, job.heads_exchanged, job.keys_gathered) for job in jobs]
@@ -264,8 +263,7 @@ class ModelTimeBounds:
         )
         return _columns(joined, np.argsort(order))
 
-    def _recurrent(self, jobs: Sequence[StepJob], block: Block, mixer: Recurrent) -> SublayerTimes:
-        half = replace(block, mlp=None)
+    def _recurrent(self, jobs: Sequence[StepJob], half: Block, mixer: Recurrent) -> SublayerTimes:
         parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
         sends = _stacked([recurrent_sends(self._machine, job, mixer) for job in jobs])
         tensor = self._tensor(jobs, half.hidden)
@@ -352,9 +350,7 @@ class ModelTimeBounds:
         # kernel formulas accept arrays of degrees, too
         many = replace(settings, ep=ep, etp=etp)  # type: ignore[arg-type]
         few = splits._replace(routed=routed, outside=outside, expert_tensor=etp)
-        alone = replace(
-            block, number=1, attention=None, recurrent=None, mlp=replace(mlp, shared_width=0)
-        )
+        alone = replace(halves(block)[1], number=1, mlp=replace(mlp, shared_width=0))
         parts = tuple(layer_kernels(self._machine, many, alone, few))
         sends = [
             expert_sends(self._machine, _routing(settings, *pair, unlike[:, 0]), block.hidden, mlp)

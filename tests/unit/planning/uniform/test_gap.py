@@ -29,3 +29,16 @@ def test_a_gap_is_proven_and_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert best_s <= near_s <= best_s * (1 + gap)
     assert search_command.run([*asked, "--gap", "5%"]) == 0
     assert f"proven (gap {gap * 100:.3g} %)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_gap_holds_for_all_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The fastest plan of one engine may be proven while that of another is not found."""
+    asked = ["--model", "qwen3-4b", "--hardware", "h100:1x8", "--output-config-path", "none"]
+    asked += ["--top", "0", "--within", "0"]
+    rates = {}
+    for gap in ("0", "30%"):
+        assert search_command.run([*asked, "--gap", gap]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        rates[gap] = float(text.split(" samples/s")[0].rpartition(" ")[2])
+    proven = float(text.split("proven (gap ")[1].split(" %")[0]) / 100.0
+    assert rates["30%"] <= rates["0"] <= rates["30%"] * (1.0 + proven) * (1.0 + 1e-3)
