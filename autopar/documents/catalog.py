@@ -335,7 +335,7 @@ def require_inputs(
         if not isinstance(value, str) or not value or option in typed:
             continue
         path, _ = _split(option, value)
-        known = option == "model" and shipped_model(value) != value
+        known = option == "model" and typed_repository(value)
         if not known and (os.sep in path or path.endswith(".json")) and not _is_there(Path(path)):
             lost.append(option)
     if lost:

@@ -293,13 +293,17 @@ def backward_bytes(
     """Return the transient bytes of a layer's backward per sample and rank, above `kept_bytes`.
 
     kept_bytes : saved activations of the layer per sample on that rank. Used only if heads or MLP
-    width are unknown: half of it, and at degrees above 1 one whole activation more.
+    width are unknown: half of it without inputs of norms after a part, and at degrees above 1 one
+    whole activation more.
     """
     unit = float(seq_length) * layer.hidden_size * element_bytes
     # If the number of visited experts is not given, a token visits all of them.
     visited = float(layer.experts_per_token or layer.num_experts or 0)
     if layer.num_heads is None or layer.ffn_hidden_size is None:
-        return _UNKNOWN_SHARE * kept_bytes + unit * (2.0 * visited + (degree > 1))
+        # The saved inputs of norms after attention and MLP are freed before the largest moment.
+        freed = 2.0 * unit / degree if layer_norms(layer) > 3 else 0.0
+        share = _UNKNOWN_SHARE * max(kept_bytes - freed, 0.0)
+        return share + unit * (2.0 * visited + (degree > 1))
     t, h = float(degree), float(layer.hidden_size)
     inner = layer.ffn_hidden_size / h
     # n*F of the table above: gate and up each have a gradient
