@@ -374,7 +374,7 @@ class ComputeFits(Record, eq=False):
             if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
                 continue
             mine = rows.ulysses == ulysses
-            for degree in np.unique(rows.tensor[mine]).tolist():
+            for degree in sorted({*rows.tensor[mine].tolist()}):
                 found = self.base(what, ulysses, int(degree))
                 # the unsharded forward is the default of `seconds`
                 if found is not None and found[1] is not self.whole:

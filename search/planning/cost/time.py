@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from statistics import median
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
         return None
     sizes = sorted(found)
     # a smaller time for more parameters is noise, which must not favour a plan
-    times = rising_fit(np.array([float(np.median(found[size])) for size in sizes]))
+    times = rising_fit(np.array([median(found[size]) for size in sizes]))
     # the smallest time includes the launch overhead, which therefore cannot be larger
     launch = min(latency_bandwidth_fit(sizes, list(times)).latency_s, float(times[0]))
     return OptimizerCurve(
