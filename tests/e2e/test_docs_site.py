@@ -244,18 +244,6 @@ def test_a_picture_follows_the_colours_of_its_reader(name: str) -> None:
     assert any(re.search(shown, page.read_text("utf-8")) for page in pages)
 
 
-def test_the_readme_shows_held_out_errors_of_the_page() -> None:
-    """Its rows are those of docs/concepts/accuracy.md, whose tables the fit writes."""
-    head = "| left out | rows | bias | median | MAPE | p90 | in the interval | as shipped |\n"
-    rows = (f"| {name} | 9 | -1.0 | 2.0 | 3.0 | 4.0 | 95 | 1.0 |" for name in make_answers._SOURCES)
-    page = f"<!-- left-out: made -->\n{head}{chr(10).join(rows)}\n<!-- end of left-out -->\n"
-    assert make_answers.accuracy_table(page).splitlines()[2:] == [
-        f"| {name} | 9 | 2.0 % | 95 % |" for name in make_answers._SOURCES.values()
-    ]
-    found = make_answers.accuracy_table((DOCS / "concepts" / "accuracy.md").read_text("utf-8"))
-    assert found in (ROOT / "README.md").read_text("utf-8")
-
-
 def test_answers_are_written_below_their_commands() -> None:
     """The shell, its files, a cut answer, an error; a text block elsewhere is left alone."""
     page = (

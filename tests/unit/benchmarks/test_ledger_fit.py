@@ -33,7 +33,9 @@ from benchmarks.ledger_left_out import (
     classes_left_out,
     classes_of,
 )
+from docs import make_answers
 
+ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = [constant.shipped for constant in CONSTANTS]
 NAMES = [constant.name for constant in CONSTANTS]
 
@@ -230,3 +232,17 @@ def test_tables_are_written_between_their_markers(tmp_path: Path) -> None:
     assert len(lines) == 7
     with pytest.raises(ValueError, match="no markers of the table 'order'"):
         write_tables({"order": ""}, page)
+
+
+def test_the_readme_shows_held_out_errors_of_the_page() -> None:
+    """Its rows are those of docs/concepts/accuracy.md, whose tables the fit writes."""
+    head = "| left out | rows | bias | median | MAPE | p90 | in the interval | as shipped |\n"
+    rows = (f"| {name} | 9 | -1.0 | 2.0 | 3.0 | 4.0 | 95 | 1.0 |" for name in make_answers._SOURCES)
+    page = f"<!-- left-out: made -->\n{head}{chr(10).join(rows)}\n<!-- end of left-out -->\n"
+    assert make_answers.accuracy_table(page).splitlines()[2:] == [
+        f"| {name} | 9 | 2.0 % | 95 % |" for name in make_answers._SOURCES.values()
+    ]
+    found = make_answers.accuracy_table(
+        (ROOT / "docs" / "concepts" / "accuracy.md").read_text("utf-8")
+    )
+    assert found in (ROOT / "README.md").read_text("utf-8")
