@@ -43,6 +43,16 @@ def flavour_of(model: Model, release: Release) -> tuple[str, str]:
     for names, shape in shapes.items():
         if shape == own:
             return names
+    unlike = {
+        names: [each for each in own if shape[each] != own[each]]
+        for names, shape in shapes.items()
+        if shape["layers"] == own["layers"] and shape["width"] == own["width"]
+    }
+    if unlike:
+        (name, size), differs = min(unlike.items(), key=lambda item: len(item[1]))
+        raise UnsupportedError(
+            f"torchtitan {release}'s {name} {size} differs from the model in: {', '.join(differs)}"
+        )
     listed = ", ".join(f"{name} {size}" for name, size in shapes)
     raise UnsupportedError(
         f"torchtitan {release} has no model of {model.num_layers} layers of width {model.hidden}",
@@ -51,7 +61,7 @@ def flavour_of(model: Model, release: Release) -> tuple[str, str]:
 
 
 @lru_cache
-def _shapes(release: Release) -> Mapping[tuple[str, str], tuple[object, ...]]:
+def _shapes(release: Release) -> Mapping[tuple[str, str], Mapping[str, object]]:
     """Return the sizes of all flavors of a release by model name and flavor."""
     models = {
         (name, size): flavour(name, size)
@@ -76,17 +86,30 @@ def needs_recipe(model: Model, lora_rank: int) -> bool:
     return lora_rank > 0 or (has_flavour(model, RECIPES) and not has_flavour(model, JOB_FILES))
 
 
-def _shape(model: Model) -> tuple[object, ...]:
+def _shape(model: Model) -> Mapping[str, object]:
     """Return the sizes and block types that identify a model, independent of its kernels."""
     attention, experts, layer = model.attention, model.experts, model.last
     heads = attention.heads if attention.latent is not None else attention.kv_heads
-    return (
-        *(model.hidden, model.dense_width, model.vocab, model.mixtures, layer.gates, layer.norm),
-        *(model.tied, layer.biases, attention.qkv_biases or layer.biases, model.positions),
-        *(attention.heads, heads, attention.width, attention.value_width, attention.latent),
-        *(attention.head_norms, attention.window, model.mtp),
-        experts and (experts.number, experts.per_token, experts.width, experts.shared_width),
-    )
+    return {
+        "layers": model.num_layers,
+        "width": model.hidden,
+        "MLP width": model.dense_width,
+        "vocabulary": model.vocab,
+        "layers with experts": model.mixtures,
+        "gated MLP": layer.gates,
+        "norm": layer.norm,
+        "tied embeddings": model.tied,
+        "biases": (layer.biases, attention.qkv_biases or layer.biases),
+        "positions": model.positions,
+        "heads": (attention.heads, attention.width, attention.value_width),
+        "KV heads": heads,
+        "latent attention": attention.latent,
+        "norms of heads": attention.head_norms,
+        "attention window": attention.window,
+        "MTP layers": model.mtp,
+        "experts": experts
+        and (experts.number, experts.per_token, experts.width, experts.shared_width),
+    }
 
 
 # --------------------------------------------------------------------------------------------------

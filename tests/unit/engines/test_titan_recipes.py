@@ -56,6 +56,14 @@ def test_models_of_releases(name: str, releases: set[str]) -> None:
     assert needs_recipe(model, 8)
 
 
+def test_a_model_without_a_flavour_is_compared_with_the_closest() -> None:
+    """DeepSeek-V3 is published with an MTP layer, which torchtitan's 671B does not have."""
+    model = flavour("deepseek_v3", "671B")
+    assert model is not None
+    with pytest.raises(UnsupportedError, match=r"deepseek_v3 671B .*: MTP layers$"):
+        flavour_of(replace(model, mtp=1), JOB_FILES)
+
+
 @pytest.mark.parametrize(
     ("name", "modules", "adapted"),
     [
