@@ -68,7 +68,7 @@ class CheckSpec(LengthsSpec):
     )
     release: str | None = option(
         None,
-        help="release of the engine, such as 0.17, whose keys and rules apply",
+        help="release of the engine, such as 0.17 (DeepSpeed and accelerate: of transformers)",
         panel=_WHAT,
         metavar="VERSION",
         shown="that of the container, or the newest known",

@@ -146,7 +146,7 @@ class ExportSpec:
     )
     release: str | None = option(
         None,
-        help="release of the engine that reads the files, such as 0.17",
+        help="release that reads the files, of the engine or of transformers",
         panel=_EXPORT,
         metavar="VERSION",
         shown="newest known",

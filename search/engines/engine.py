@@ -60,6 +60,8 @@ class Engine(Record):
     `--engine`."""
     releases: Callable[[], tuple[str, ...]] | None = None
     """Function () -> releases with known keys, oldest first; None: keys have no releases."""
+    released_by: str = ""
+    """Package whose releases those are; empty: the engine."""
     imports: Callable[..., Any] | None = None
     """Function (Configuration, world_size, num_layers) -> `ImportedPlan`."""
 
@@ -136,26 +138,26 @@ class EngineRelease(Record):
         return f"release {self.name} is newer than {self.newer_than}, the newest with known keys"
 
 
-def asked_release(asked: str | None, known: Sequence[str]) -> EngineRelease:
+def asked_release(asked: str | None, known: Sequence[str], package: str = "") -> EngineRelease:
     """Return the release of `--release`, such as `0.17`, `v0.17.1` or `main`; None: the newest.
 
-    known : releases of the engine with known keys, oldest first.
+    known : releases with known keys, oldest first. package : package of the releases; empty: the
+    engine.
 
     Raises OptionError for other words and for a release before the oldest known one.
     """
     newest = known[-1]
+    remedy = f"Use {known[0]} to {newest}{f' of {package}' * bool(package)}, or main"
     if asked is None or asked in ("main", "newest"):
         return EngineRelease(name=newest, given=asked is not None)
     found = re.fullmatch(r"(?:core_)?v?([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})(?:[a-z]\w*)?", asked)
     if found is None:
-        raise OptionError(
-            f"--release {shorten(asked)}: not a release", remedy=f"Use {', '.join(known)} or main"
-        )
+        raise OptionError(f"--release {shorten(asked)}: not a release", remedy=remedy)
     own = _numbers(found[1])
     if own < _numbers(known[0])[: len(own)]:
         raise OptionError(
             f"--release {found[1]}: older than {known[0]}, the oldest release with known keys",
-            remedy=f"Use {', '.join(known)} or main",
+            remedy=remedy,
         )
     is_newer = own[: len(_numbers(newest))] > _numbers(newest)
     return EngineRelease(name=found[1], given=True, newer_than=newest if is_newer else "")

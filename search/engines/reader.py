@@ -306,7 +306,12 @@ def with_problems(found: ReadResult, broken: Sequence[Notice]) -> tuple[Notice, 
 
 
 def release_notices(
-    engine: str, release: EngineRelease, keys: Iterable[tuple[str, Span]], *, sure: bool = True
+    engine: str,
+    release: EngineRelease,
+    keys: Iterable[tuple[str, Span]],
+    *,
+    package: str = "release",
+    sure: bool = True,
 ) -> Iterator[Notice]:
     """Yield a notice for each key that the release does not have, and for an unknown release.
 
@@ -314,6 +319,7 @@ def release_notices(
 
     engine : first part of the ids.
     keys : (key as in the file, releases that have it).
+    package : package of the release, if it is not the engine.
     sure : False if the file's program may declare the keys itself.
     """
     if release.note:
@@ -330,10 +336,11 @@ def release_notices(
             yield notice(
                 f"{engine}.release",
                 "illegal" if release.given and sure else "environment",
-                "{given} ({span}) does not exist in release {release}",
+                "{given} ({span}) does not exist in {package} {release}",
                 "" if release.given else "Give your release with --release",
                 given=given,
                 span=span.text,
+                package=package,
                 release=release.name,
                 first=span.first or None,
                 last=span.last or None,

@@ -93,12 +93,22 @@ ENGINES: tuple[Engine, ...] = (
         titled_by_release=True,
         releases=value_of("torchtitan.flavours.RELEASES"),
     ),
-    _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script", asks_for_batch=True),
+    _uniform(
+        "deepspeed",
+        "DeepSpeed",
+        "deepspeed",
+        "JSON or script",
+        asks_for_batch=True,
+        releases=value_of("huggingface.names.RELEASES"),
+        released_by="transformers",
+    ),
     _uniform(
         "accelerate",
         "accelerate",
         "huggingface",
         "YAML or script",
+        releases=value_of("huggingface.names.RELEASES"),
+        released_by="transformers",
         starts=("deepspeed",),
         asks_for_batch=True,
     ),
@@ -164,7 +174,7 @@ def release_for(engine: Engine, asked: str | None) -> EngineRelease | None:
             f"--release {shorten(asked)}: keys of {title} are not known by release",
             remedy="Remove it",
         )
-    return asked_release(asked, engine.releases())
+    return asked_release(asked, engine.releases(), engine.released_by)
 
 
 def planned_as(name: str) -> str:

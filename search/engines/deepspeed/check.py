@@ -23,7 +23,8 @@ from search.engines.arguments import Ignored, spelled_variable, variables_of
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.read import read_deepspeed
 from search.engines.deepspeed.rules import FILE
-from search.engines.huggingface.names import KNOWN_VARIABLES, VARIABLES
+from search.engines.engine import asked_release
+from search.engines.huggingface.names import KNOWN_VARIABLES, RELEASES, VARIABLES, span_of
 from search.engines.huggingface.script import (
     LENGTHS,
     MODELS,
@@ -32,6 +33,8 @@ from search.engines.huggingface.script import (
     ScriptOptions,
     batching_of,
     classified,
+    is_trainer,
+    is_trl,
     known_program,
     program_of,
     program_of_document,
@@ -45,6 +48,7 @@ from search.engines.reader import (
     CheckOptions,
     attempt,
     read_notes,
+    release_notices,
     unread,
     with_problems,
     without_effect,
@@ -385,6 +389,7 @@ class ScriptedFile(Record):
                 declared=self.declared.flags,
                 prepared=self.declared.prepared,
                 world_size=self.world_size,
+                release=self.asked.release,
             ),
             beside=self.path.parent,
             source=str(self.path),
@@ -455,7 +460,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
-    said += optimizer_notes(found.run, flags, values)
+    said += (*trainer_releases("deepspeed", given), *optimizer_notes(found.run, flags, values))
     return CheckedFile(
         path=str(source.path),
         trainer="DeepSpeed",
@@ -472,6 +477,25 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         written=partial(_written, given, found.run),
         spelled=_spelled,
     )
+
+
+def trainer_releases(engine: str, given: ScriptedFile) -> Iterator[Notice]:
+    """Yield a notice for each argument of the Trainer that the release of transformers lacks.
+
+    Programs with other arguments and scripts without the Trainer have none.
+
+    engine : first part of the ids.
+    """
+    program = given.program
+    if is_trl(program) or (is_trainer(given.flags, program) and not known_program(program)):
+        own = (flag for flag in given.flags if flag not in given.declared.flags)
+        keys = ((f"--{flag.replace('-', '_')}", span_of(flag)) for flag in own)
+        release = given.asked.release or asked_release(None, RELEASES)
+        yield from release_notices(
+            engine, release, keys, package="transformers", sure=is_trl(program)
+        )
+    elif given.asked.release is not None:
+        yield from without_effect(engine, [("--release", "no arguments of the Trainer are given")])
 
 
 def _without_file(source: Configuration) -> DocumentError:

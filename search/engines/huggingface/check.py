@@ -32,6 +32,7 @@ from search.engines.deepspeed.check import (
     script_flags,
     scripted_file,
     stack_of,
+    trainer_releases,
 )
 from search.engines.huggingface.read import (
     TRAINER_FSDP,
@@ -207,7 +208,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if found.run is not None and not batched:
         text = "the batch per GPU is set in the training script; assumed 1 sequence"
         said.append(notice("accelerate.batch", "read", text))
-    said += optimizer_notes(found.run, flags, below)
+    said += (*trainer_releases("accelerate", given), *optimizer_notes(found.run, flags, below))
     return CheckedFile(
         path=str(source.path),
         trainer="Hugging Face's Trainer" if starter == "torchrun" else "accelerate",

@@ -14,6 +14,39 @@ from collections.abc import Mapping
 from functools import cache
 
 from search.engines.arguments import Unpriced
+from search.engines.engine import Span, spanned
+
+RELEASES = ("4.20", "5.24")
+"""First and last release of transformers whose `TrainingArguments` were compared."""
+_TRAINER_ARGUMENTS = """
+    accelerator_config@4.38 activation_checkpointing@5.24 activation_checkpointing_kwargs@5.24
+    adafactor@-4.57 average_tokens_across_devices@4.46 batch_eval_metrics@4.41
+    dataloader_in_order@5.16 dataloader_multiprocessing_context@5.16
+    dataloader_persistent_workers@4.37 dataloader_prefetch_factor@4.38 ddp_backend@4.30
+    ddp_broadcast_buffers@4.31 ddp_static_graph@5.6 ddp_timeout@4.25 dispatch_batches@4.33-4.50
+    enable_jit_checkpoint@5.0 eval_do_concat_batches@4.40 eval_on_start@4.42 eval_strategy@4.41
+    eval_use_gather_object@4.43 evaluation_strategy@-4.50 fp16_backend@-4.57 fp16_opt_level@-4.57
+    fsdp_config@4.28 fsdp_min_num_params@-4.57 fsdp_transformer_layer_cls_to_wrap@4.25-4.57
+    gradient_checkpointing_kwargs@4.35 group_by_length@-5.1 half_precision_backend@-4.57
+    hub_always_push@4.33 hub_revision@4.53 include_for_metrics@4.46
+    include_inputs_for_metrics@-4.57 include_num_input_tokens_seen@4.37
+    include_tokens_per_second@4.35-4.57 jit_mode_eval@-4.57 liger_kernel_config@4.53
+    logging_dir@-5.14 lr_scheduler_kwargs@4.37 mp_parameters@-4.57 neftune_noise_alpha@4.35
+    no_cuda@-4.57 optim_args@4.25 optim_target_modules@4.39 overwrite_output_dir@-4.57
+    parallelism_config@4.56 past_index@-4.57 per_gpu_eval_batch_size@-4.57
+    per_gpu_train_batch_size@-4.57 project@4.57 push_to_hub_model_id@-4.57
+    push_to_hub_organization@-4.57 push_to_hub_token@-4.57 ray_scope@-4.57
+    restore_callback_states_from_checkpoint@4.41 save_only_model@4.37 save_safetensors@4.28-4.57
+    sharded_ddp@-4.33 split_batches@4.35-4.50 torch_compile@4.28 torch_compile_backend@4.28
+    torch_compile_mode@4.28 torch_empty_cache_steps@4.43 torchdynamo@-4.57 tp_size@4.50-4.51
+    tpu_metrics_debug@-4.57 tpu_num_cores@-4.57 trackio_bucket_id@5.6 trackio_space_id@4.57
+    trackio_static_space_id@5.6 train_sampling_strategy@5.2 use_cache@5.0 use_cpu@4.33
+    use_ipex@-4.56 use_legacy_prediction_loop@-4.57 use_liger_kernel@4.45 use_mps_device@4.25-4.57
+    warmup_ratio@-5.14 xpu_backend@-4.31
+"""
+"""Arguments that some of these releases lack, as `name@first-last`: fields of `TrainingArguments`
+in 43 wheels of transformers 4.20.1 to 5.24.0, of every minor release to 5.4 but for five before
+4.30, then of every second."""
 
 _HARMLESS: Mapping[str, str] = {
     "outputs and evaluation": """
@@ -191,7 +224,8 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "ddp_bucket_cap_mb": Unpriced("buckets of another size"),
     "gradient_checkpointing_kwargs": Unpriced(
         "another way to recompute",
-        off=("{'use_reentrant': false}", '{"use_reentrant": false}', '{"use_reentrant":false}',
+        off=('{"every_n_layers": 1}',
+             "{'use_reentrant': false}", '{"use_reentrant": false}', '{"use_reentrant":false}',
              "{'use_reentrant': true}", '{"use_reentrant": true}', '{"use_reentrant":true}', ""),
     ),
     "activation_offloading": Unpriced("activations are on the host"),
@@ -275,6 +309,17 @@ def _harmless() -> frozenset[str]:
 @cache
 def _unpriced() -> dict[str, Unpriced]:
     return {name.replace("_", "-"): row for name, row in _UNPRICED.items()}
+
+
+@cache
+def _spans() -> dict[str, Span]:
+    found = dict(spanned(word) for word in _TRAINER_ARGUMENTS.split())
+    return {name.replace("_", "-"): span for name, span in found.items()}
+
+
+def span_of(flag: str) -> Span:
+    """Return the releases of transformers that have an argument, with hyphens, of the Trainer."""
+    return _spans().get(flag, Span())
 
 
 def harmless(flag: str) -> bool:

@@ -13,7 +13,9 @@ from typing import Any
 from autopar.records import replace
 from autopar.run.runtime import Kernels, LowRank, Optimizer, Quirks
 from autopar.training.adapters import DENSE_TARGETS, Target
+from search.engines.engine import EngineRelease, Span
 from search.engines.huggingface.named_optimizers import WORDS, of_flat_tensors, of_narrow_weights
+from search.engines.huggingface.names import span_of
 from search.engines.huggingface.script import (
     Flags,
     ScriptWords,
@@ -135,27 +137,25 @@ def weights_are_narrow(words: ScriptWords) -> bool:
     return pure or (bool(kinds) and kinds <= set(_NARROW))
 
 
-_OF_RELEASE_4 = (
-    *("adafactor", "evaluation-strategy", "fp16-opt-level", "group-by-length"),
-    *("half-precision-backend", "logging-dir", "no-cuda", "overwrite-output-dir"),
-    *("per-gpu-train-batch-size", "save-safetensors"),
-)
-"""Arguments of `TrainingArguments` that transformers 5 removed."""
-
-
-def default_type(flags: Flags, program: str) -> tuple[str, str]:
+def default_type(flags: Flags, program: str, release: EngineRelease | None) -> tuple[str, str]:
     """Return the type in which a script loads trained weights by default, and a sentence on it.
 
     Both are empty if the script names a type or is a program with its own default. transformers 5
     takes the type of the checkpoint, release 4 fp32 (`from_pretrained` of modeling_utils.py).
+
+    release : given release of transformers; None: 4 if release 5 lacks an argument, else 5.
     """
     own = known_program(program) != "" or takes_factory_words(flags, program)
     named = not {"dtype", "torch-dtype", "full-finetune"}.isdisjoint(flags)
     if not flags or own or named or program.endswith("qlora.py"):
         return "", ""
-    old = next((name for name in _OF_RELEASE_4 if name in flags), None)
-    kind, release = ("auto", "5") if old is None else ("float32", f"4 (--{old.replace('-', '_')})")
-    return kind, f"--dtype not given; using {kind}, the default of transformers {release}"
+    if release is not None:
+        number, reason = release.name.split(".")[0], ""
+    else:
+        old = next((name for name in flags if not Span(last=span_of(name).last).has("5.0")), None)
+        number, reason = ("5", "") if old is None else ("4", f" (--{old.replace('-', '_')})")
+    kind = "float32" if number == "4" else "auto"
+    return kind, f"--dtype not given; using {kind}, the default of transformers {number}{reason}"
 
 
 def weights_are_wide(words: ScriptWords) -> bool:

@@ -316,7 +316,7 @@ def read_accelerate(
     mixed = _refuse_fp8(keys) != "no" or script.kind is not None
     if script.adapters is None and not (zero and mixed):
         # FSDP with mixed precision casts weights to fp32
-        loaded, sentence = default_type(flags, asked.program)
+        loaded, sentence = default_type(flags, asked.program, asked.release)
         notes = (*script.notes, *filter(None, [sentence]))
         script = replace(script, narrow=script.narrow or loaded == "auto", notes=notes)
     precision, narrow = _precision(keys, script, zero)

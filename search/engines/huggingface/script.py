@@ -20,6 +20,7 @@ from autopar.records import Record
 from autopar.run.runtime import PrecisionKind
 from autopar.training.lengths import Batching, KnownBatching
 from search.engines.arguments import Ignored, Unpriced
+from search.engines.engine import EngineRelease
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
 from search.engines.keys import whole
 from search.engines.text import flags_of_document
@@ -63,6 +64,8 @@ class ScriptOptions(Record):
     """True if the program calls `prepare_model_for_kbit_training` of PEFT."""
     world_size: int = 1
     """Number of GPUs."""
+    release: EngineRelease | None = None
+    """Given release of transformers; None: not given."""
 
 
 NO_OPTIONS = ScriptOptions()
@@ -218,6 +221,7 @@ _ALIASES: Mapping[str, str] = {
     "use-gradient-checkpointing": "gradient-checkpointing",
     "enable-gradient-checkpointing": "gradient-checkpointing",
     "activation-checkpointing": "gradient-checkpointing",
+    "activation-checkpointing-kwargs": "gradient-checkpointing-kwargs",
     "per-gpu-train-batch-size": "per-device-train-batch-size",
     "max-train-steps": "max-steps",
 }

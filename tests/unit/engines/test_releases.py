@@ -1,7 +1,7 @@
 """Releases of engines: keys that a release lacks, in checked files and in written ones.
 
 Expected releases are those of the tags of Megatron-LM and Megatron-Bridge, and of the wheels of
-torchtitan.
+torchtitan and transformers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autopar.run.runtime import ActivationOffload
 from search.engines.bridge import keys as bridge
 from search.engines.engine import EngineRelease, Span, asked_release, spanned
 from search.engines.files import written
+from search.engines.huggingface.names import RELEASES as TRANSFORMERS, _spans as trainer_spans
 from search.engines.megatron import names
 from search.engines.megatron.release import RELEASES, code_of
 from search.engines.reader import CheckedFile
@@ -315,10 +316,22 @@ def test_keys_of_torchtitan_are_those_of_the_release(
 
 def test_engines_without_known_releases_refuse_the_option(tmp_path: Path) -> None:
     """The option is not ignored silently."""
+    path = tmp_path / "train.yaml"
+    path.write_text("model_name_or_path: m\ncutoff_len: 8\nfinetuning_type: lora\n", "utf-8")
+    with pytest.raises(OptionError, match="LLaMA-Factory"):
+        read_checked(str(path), world_size=8, gpu="h100-80gb", release="5.0")
+
+
+def test_a_release_of_transformers_has_no_effect_without_the_trainer(tmp_path: Path) -> None:
+    """A DeepSpeed configuration alone has no arguments of the Trainer."""
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}), encoding="utf-8")
-    with pytest.raises(OptionError, match="DeepSpeed"):
-        read_checked(str(path), world_size=8, gpu="h100-80gb", release="0.18")
+    file = read_checked(
+        str(path), world_size=8, gpu="h100-80gb", model="llama3-8b", seq_length=64, release="5.0"
+    )
+    assert [one.kind for one in file.findings if one.values.get("key") == "--release"] == [
+        "no effect"
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -369,3 +382,79 @@ def test_iterations_of_muon_that_differ_have_no_time(tmp_path: Path) -> None:
     assert {*checked(tmp_path, base, None, optimizer="dist_muon").withdrawn} == {"time"}
     adam = checked(tmp_path, DENSE, None, muon_num_ns_steps=8)
     assert not adam.withdrawn
+
+
+def test_arguments_of_the_trainer_have_releases() -> None:
+    """Facts of the wheels, each read from their `training_args.py`."""
+    spans = trainer_spans()
+    assert all(Span(TRANSFORMERS[0]).has(end) for span in spans.values() for end in span if end)
+    assert all(
+        Span(last=TRANSFORMERS[1]).has(end) for span in spans.values() for end in span if end
+    )
+    assert all(Span(first).has(last) for first, last in spans.values() if first and last)
+    assert spans["eval-strategy"] == Span("4.41")
+    assert spans["evaluation-strategy"] == Span(last="4.50")
+    assert spans["save-safetensors"] == Span("4.28", "4.57")
+
+
+TRAINED = (
+    "torchrun --nproc_per_node 8 {program} --model_name_or_path meta-llama/Llama-3.1-8B "
+    "--per_device_train_batch_size 1 --output_dir out --max_length 2048 {more}\n"
+)
+
+
+def trained(folder: Path, release: str | None, more: str, program: str = "train.py") -> CheckedFile:
+    """Return the check of a script with the Trainer for a release of transformers."""
+    (folder / "run.sh").write_text(TRAINED.format(program=program, more=more), encoding="utf-8")
+    path = str(folder / "run.sh")
+    return read_checked(path, world_size=8, gpu="h100-80gb", release=release)
+
+
+@pytest.mark.parametrize(
+    ("program", "release", "kind"),
+    [
+        ("train.py", "4.46", None),
+        ("train.py", "4.57", "environment"),
+        ("train.py", None, "environment"),
+        ("trl/scripts/sft.py", None, "environment"),
+        ("trl/scripts/sft.py", "5.0", "illegal"),
+        ("trl/scripts/sft.py", "4.50.3", None),
+    ],
+)
+def test_the_trainer_has_arguments_by_release(
+    program: str, release: str | None, kind: str | None, tmp_path: Path
+) -> None:
+    """TRL's own script has no other arguments; a user's script may declare them itself."""
+    file = trained(tmp_path, release, "--evaluation_strategy no", program)
+    lacking = {"--evaluation_strategy": kind} if kind else {}
+    assert kinds(file, "accelerate.release") == lacking
+
+
+@pytest.mark.parametrize(
+    ("release", "more", "narrow"),
+    [
+        ("4.57", "", False),
+        ("5.0", "", True),
+        (None, "", True),
+        (None, "--overwrite_output_dir True", False),
+        (None, "--train_sampling_strategy random", True),
+        ("5.24", "--overwrite_output_dir True", True),
+    ],
+)
+def test_the_release_decides_the_type_of_weights(
+    release: str | None, more: str, narrow: bool, tmp_path: Path
+) -> None:
+    """transformers 5 loads weights in the type of the checkpoint, release 4 in fp32."""
+    run = trained(tmp_path, release, more).run
+    assert run is not None
+    assert (run.runtime.optimizer.master_bytes == 0) == narrow
+
+
+def test_new_names_of_checkpointing_are_read(tmp_path: Path) -> None:
+    """Release 5.24 calls gradient checkpointing activation checkpointing."""
+    run = trained(tmp_path, None, "--activation_checkpointing True").run
+    assert run is not None
+    assert run.strategy.recomputed.kind == "full"
+    offloaded = "--activation_checkpointing_kwargs '{\"offload\": true}'"
+    file = trained(tmp_path, None, f"--activation_checkpointing True {offloaded}")
+    assert {*file.withdrawn} == {"memory", "time"}
