@@ -414,6 +414,18 @@ class _InternLm2(Decoder):
     other_names: ClassVar = {"attention_bias": "bias"}
 
 
+class _InternLm3(Decoder):
+    said_biases = True
+
+    other_names: ClassVar = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+
+
+class HunYuan(Decoder):
+    """Decoder with norms of queries and keys after the rotation."""
+
+    qk_norms = True
+
+
 class _MiMo(Qwen2):
     """Qwen 2 with MTP layers."""
 
@@ -451,8 +463,10 @@ DECODERS: dict[str, type[Config]] = {
     "glm4": _Glm4,
     "granite": Decoder,
     "helium": Decoder,
+    "hunyuan_v1_dense": HunYuan,
     "hyperclovax": _HyperClovaX,
     "internlm2": _InternLm2,
+    "internlm3": _InternLm3,
     "jais2": _Biased,
     "llama": Decoder,
     "mimo": _MiMo,

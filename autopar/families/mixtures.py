@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Switch, Whole, WholeOrZero
-from autopar.families.decoders import Decoder, Mistral, Qwen3
+from autopar.families.decoders import Decoder, HunYuan, Mistral, Qwen3
 from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec
 
@@ -64,6 +64,28 @@ class _GptOss(_Mixtral):
 
     def is_narrow(self, place: int) -> bool:
         return (place + 1) % 2 > 0
+
+
+class _HunYuanMoe(HunYuan):
+    """Experts and one shared expert of width `intermediate_size` in every layer."""
+
+    mixture = True
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts", "experts_per_token": "moe_topk"}
+
+    num_experts: Whole
+    # Published files list one number for each layer.
+    moe_topk: Whole | list[Whole]
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        listed = self.moe_topk if isinstance(self.moe_topk, list) else [self.moe_topk]
+        if len({*listed}) != 1:
+            raise DocumentError(path, "expected one number for all layers", key="moe_topk")
+        return replace(
+            super().layer(path, place),
+            num_experts=self.num_experts,
+            experts_per_token=listed[0],
+            shared_expert_width=self.intermediate_size,
+        )
 
 
 class _Olmoe(Decoder):
@@ -483,6 +505,7 @@ MIXTURES: dict[str, type[Config]] = {
     "gpt_oss": _GptOss,
     "granitemoe": _GraniteMoe,
     "granitemoeshared": _GraniteMoe,
+    "hunyuan_v1_moe": _HunYuanMoe,
     "hy_v3": _HyV3,
     "kimi_k2": _Deepseek,
     "llama4_text": _Llama4,

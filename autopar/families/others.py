@@ -63,6 +63,36 @@ class _Gpt2(Config):
         return self.model(path, name, layer, tied=True, learned_positions=self.n_positions)
 
 
+class _GptBigCode(_Gpt2):
+    """SantaCoder and StarCoder: one key-value head for all query heads."""
+
+    multi_query: Switch | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        spec = super().spec(path, name)
+        if self.multi_query is False:
+            return spec
+        return replace(spec, layers=tuple(replace(one, num_kv_heads=1) for one in spec.layers))
+
+
+class _Mpt(Config):
+    """Attention with linear biases (ALiBi), and no biases in norms and linear layers."""
+
+    d_model: Whole
+    n_heads: Whole
+    n_layers: Layers
+    max_seq_len: Whole = 2048
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        keys = ("d_model", "n_heads", "n_layers")
+        layer = replace(
+            _biased(path, self, keys, self.max_seq_len, 4 * self.d_model),
+            biases=False,
+            norm_parameters_per_hidden=2,
+        )
+        return self.model(path, name, layer, tied=True)
+
+
 class _GptNeox(Config):
     hidden_size: Whole
     num_attention_heads: Whole
@@ -113,6 +143,17 @@ class _Bert(_GptNeox):
             # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
             extra_head_parameters=hidden * hidden + 3 * hidden + self.vocab_size,
         )
+
+
+class _Roberta(_Bert):
+    """BERT whose first learned positions, up to that of padding, no token has."""
+
+    pad_token_id: Whole = 1
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        spec = super().spec(path, name)
+        length = self.max_position_embeddings - self.pad_token_id - 1
+        return replace(spec, layers=tuple(replace(one, seq_length=length) for one in spec.layers))
 
 
 class _T5(Config):
@@ -279,13 +320,18 @@ class _Starcoder2(Config):
 OTHERS: dict[str, type[Config]] = {
     "bert": _Bert,
     "bloom": _Bloom,
+    "camembert": _Roberta,
     "falcon": _Falcon,
     "gpt2": _Gpt2,
+    "gpt_bigcode": _GptBigCode,
     "gpt_neox": _GptNeox,
+    "mpt": _Mpt,
     "mt5": _Mt5,
     "opt": _Opt,
     "phi": _Phi,
+    "roberta": _Roberta,
     "starcoder2": _Starcoder2,
     "t5": _T5,
+    "xlm-roberta": _Roberta,
 }
 """Families by `model_type`."""

@@ -27,7 +27,7 @@ def counted(config: dict[str, Any]) -> int:
     kind: Any = transformers.AutoModelForCausalLM
     if family in ("t5", "mt5"):
         kind = transformers.AutoModelForSeq2SeqLM
-    elif family == "bert":
+    elif family in ("bert", "xlm-roberta"):
         kind = transformers.AutoModelForMaskedLM
     with torch.device("meta"):
         model = kind.from_config(made)

@@ -48,10 +48,15 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
     "falcon-40b": 41.3,
     "bloom": 176.2,
     "gpt-neox-20b": 20.6,
+    "starcoder": 15.5,
+    "mpt-7b": 6.65,
+    "hunyuan-a13b": 80.4,
+    "internlm3-8b": 8.8,
+    "xlm-roberta-large": 0.56,
 }
 
 
-NOT_UNIFORM = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b"}
+NOT_UNIFORM = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b", "xlm-roberta-large"}
 
 
 def spec_of(name: str) -> ModelSpec:

@@ -231,7 +231,7 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
         ("deepspeed", searched("megatron"), NODE, "Megatron-LM"),
         ("megatron", searched("torchtitan"), NODE, "torchtitan"),
         ("torchtitan", searched("torchtitan", "mixtral-8x7b"), NODE,
-         "no model of 32 layers of width 4096"),
+         "llama3 8B differs from the model"),
         ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
          "llama3-70b has 80 layers of width 8192"),
         ("megatron", run_with_split(told(searched("megatron", tp=2), overlap={"tensor": True}),
