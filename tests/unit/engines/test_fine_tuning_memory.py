@@ -18,6 +18,7 @@ from autopar.price.oom_risk import CONTEXT_BYTES, oom_probability_at, reserved_i
 from autopar.price.sharded_peak import live_points
 from autopar.price.states import units_of
 from autopar.price.torch_layers import layer_saved_bytes, loss_bytes
+from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.candidate import TrainingSettings, with_training
 from search.engines.deepspeed.write import configuration
@@ -314,6 +315,19 @@ def test_unknown_loops_widen_the_interval(read: Read) -> None:
     found = oom_probability_at(loop, peak + 4 * more, capacity)
     assert found == pytest.approx(sum(each) / 3)
     assert each[0] < found < each[2]
+
+
+def test_weights_on_the_host_widen_the_interval_of_fsdp1(read: Read) -> None:
+    """Published runs need up to a quarter more, for an unknown reason; FSDP2 is not measured."""
+    section = {**FSDP1["fsdp_config"], "fsdp_offload_params": True}
+    words = "--use_peft True --lora_dropout 0 --save_strategy no"
+    for version, more in ((1, 1.25), (2, 1.0)):
+        config = {**FSDP1, "fsdp_config": {**section, "fsdp_version": version}}
+        run = _run(read(words, config))
+        own = replace(run.runtime.optimizer, offload=0.0, offload_weights=False)
+        plain = replace(run, runtime=replace(run.runtime, optimizer=own))
+        low, high = reserved_interval(plain, 1e9)
+        assert reserved_interval(run, 1e9) == pytest.approx((low, more * high))
 
 
 @pytest.mark.parametrize(
