@@ -56,7 +56,7 @@ from search.planning.uniform.answer import target_of
 from search.planning.uniform.files import StoredRun
 from search.planning.uniform.imports import ConvertedRun, converted
 from search.request.options import SearchOptions
-from search.request.request import Request, model_spec
+from search.request.request import ROWS, Request, model_spec
 
 # --------------------------------------------------------------------------------------------------
 # Exported plans of both kinds.
@@ -146,6 +146,8 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
     )
 
 
+_KEPT = ("Inputs", "Memory and batch", "Fine-tuning")
+"""Panels of a search's options that do not depend on the engine."""
 _OF_MODEL = ("attention", "layer", "mixer", "mlp", "model")
 """Records of `run_differences` that describe the model."""
 
@@ -307,10 +309,20 @@ def _too_large(assessment: Assessment, target: Target) -> str:
 
 
 def _search_of(stored: StoredRun, engine: str) -> str:
-    """Return the options of a search for plans of an engine that replace a run."""
-    names = ("model", "hardware", "seq-length", "num-layers", "global-batch-size")
-    given = {name: stored.request[name] for name in names if name in stored.request}
-    words = [f"--{name} {shlex.quote(str(value))}" for name, value in given.items()]
+    """Return the options of a search for plans of an engine that replace a run.
+
+    They are the given ones on the model, the batch, the memory and what is trained.
+    """
+    words = list[str]()
+    for row in ROWS:
+        value = stored.request.get(row.name)
+        if value is None or (row.panel not in _KEPT and row.name != "precision"):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{row.name}" if value else f"--no-{row.name}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words.append(f"--{row.name} {shlex.quote(str(one))}")
     return " ".join((*words, f"--engine {engine}"))
 
 

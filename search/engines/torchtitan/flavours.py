@@ -12,6 +12,7 @@ from typing import Literal
 
 from autopar.errors import UnsupportedError
 from autopar.run.architecture import Model
+from autopar.run.run import mixer_values
 from autopar.training.adapters import Target
 from search.engines.engine import Span
 from search.engines.huggingface.models import FLAVOURS, flavour
@@ -95,6 +96,7 @@ def _shape(model: Model) -> Mapping[str, object]:
         "width": model.hidden,
         "MLP width": model.dense_width,
         "vocabulary": model.vocab,
+        "layers without attention": mixer_values(model),
         "layers with experts": model.mixtures,
         "gated MLP": layer.gates,
         "norm": layer.norm,

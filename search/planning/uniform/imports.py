@@ -20,6 +20,7 @@ from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
+from autopar.run.rules import broken
 from autopar.run.run import Run
 from autopar.run.strategy import Strategy, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
@@ -35,7 +36,7 @@ from search.engines.exporter_types import UnsupportedFeature
 from search.engines.huggingface.named_optimizers import name_of
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
-from search.engines.space import EngineSpace, run_of
+from search.engines.space import EngineSpace, run_of, values_of
 from search.engines.table import (
     engine_of,
     engine_space,
@@ -356,6 +357,11 @@ def converted(
         near = replace(near, **changes)
         what = f"{space.title} has no {sentence}"
         losses.append(UnsupportedFeature(field=next(iter(changes)), what=what))
+    if others := broken(space.writable, values_of(space, question.job, near)):
+        raise UnsupportedError(
+            f"illegal for {space.title}: {others[0].problem}",
+            remedy="Use --to with another engine",
+        )
     try:
         made = run_of(space, question.job, near)
     except InputError as error:

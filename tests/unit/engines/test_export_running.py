@@ -301,3 +301,33 @@ def test_nobody_else_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
             job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy)
         )
         assert str(error) == f"it is odd. {said}"
+
+
+def _searched(name: str, *words: str) -> None:
+    """Write the plan of a search on one node to a file."""
+    cluster = ("--hardware", "h100:1x8", "--global-batch-size", "64")
+    asked = ("--model", name, *cluster, *words, "--top", "0", "--within", "0")
+    assert cli.run([*asked, "--output-config-path", "plan.json"]) == 0
+
+
+def test_the_search_for_another_engine_trains_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options on what is trained belong to it, those on degrees to the first engine."""
+    _searched("llama3.2-1b", "--lora", "16", "--engine", "megatron", "--tp", "2")
+    capsys.readouterr()
+    asked = ["plan.json", "--to", "torchtitan", "--json", "-", "--allow-approx", "--out", "here"]
+    assert export_cli.run(asked) == 0
+    search = json.loads(capsys.readouterr().out)["search"]
+    given = "--model llama3.2-1b --hardware h100:1x8 --within 0 --global-batch-size 64 --lora 16"
+    assert search == f"{given} --engine torchtitan"
+
+
+def test_an_engine_without_the_layers_of_a_hybrid_refuses_its_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rules on models come before the price, which knows no such layers."""
+    _searched("nemotron-3-nano", "--engine", "megatron", "--seq-length", "2048")
+    capsys.readouterr()
+    assert export_cli.run(["plan.json", "--to", "torchtitan"]) == 2
+    assert "illegal for torchtitan" in capsys.readouterr().err
