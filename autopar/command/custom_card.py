@@ -135,6 +135,10 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
             "value": round(value) if key in _WHOLE else value,
             **({"source": spec.source} if spec.source else {"basis": "given by hand"}),
         }
+    if spec.gpus_per_node is not None:
+        # the links of a rack belong to the base card; here a node is one domain and one host
+        document.get("collectives", {}).pop("domain_gpus", None)
+        document["intra_node"].pop("tray_gpus", None)
     # The new document is checked for plausible ranges as well.
     read_record(CardDocument, spec.out, document)
     return document

@@ -115,6 +115,10 @@ _DEFAULTS = (
     ("megatron-fsdp-grad-comm-dtype", "fp32"),
     ("megatron-fsdp-main-grads-dtype", "fp32"),
     ("megatron-fsdp-main-params-dtype", "fp32"),
+    *(
+        (f"{state}-dtype", "fp32")
+        for state in ("main-grads", "main-params", "exp-avg", "exp-avg-sq")
+    ),
     ("outer-dp-sharding-strategy", "no_shard"),
     ("muon-num-ns-steps", "5"),
     ("muon-fp32-matmul-prec", "medium"),

@@ -201,7 +201,9 @@ class Run(Statements):
         if inner and any(_SHELLS.fullmatch(word) for word in fields[:inner]):
             flags = "".join(w[1:] for w in fields[: inner + 1] if re.fullmatch("-[a-z]+", w))
             options = frozenset(flags) & {"e", "u"}
+            outer, self.around = self.around, (*self.around, *fields[:inner])
             self._child(shell, fields[inner + 1], fields[inner + 3 :], line, options)
+            self.around = outer
         return None
 
     def _with_environment(
@@ -271,6 +273,7 @@ class Run(Statements):
         }
         shown = self.holes.shown
         shell.found = Command(
+            around=tuple(map(shown, self.around)),
             before=tuple(map(shown, before)),
             program=shown(program),
             arguments=tuple(map(shown, arguments)),

@@ -84,6 +84,7 @@ class Statements(Conditions):
         self._tested = 0
         """Number of surrounding conditions, in which a failure does not end the script."""
         self._depth = 0
+        self.around: tuple[str, ...] = ()
 
     def script(self, shell: Shell, body: Body) -> None:
         """Run a whole script, and the commands of its EXIT trap."""

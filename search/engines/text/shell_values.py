@@ -407,6 +407,8 @@ def in_order(one: str, other: str) -> bool | None:
 class Command(Record):
     """Words of one launch command, with its environment and assumptions."""
 
+    around: tuple[str, ...] = ()
+    """Words of the commands around it that start a shell: `srun` and its options."""
     before: tuple[str, ...]
     """Words before the program: torchrun and its options; empty if no program was found."""
     program: str = ""

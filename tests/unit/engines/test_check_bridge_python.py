@@ -181,6 +181,30 @@ def test_recipes_are_those_of_a_release(tmp_path: Path) -> None:
     assert kernels == [(False, "partial"), (True, "full")]
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "srun --container-image=nvcr.io/nvidia/nemo:{tag} {run}",
+        'srun --container-image nvcr.io/nvidia/nemo:{tag} bash -c "{run}"',
+        "docker run --gpus all nvcr.io/nvidia/nemo:{tag} {run}",
+    ],
+)
+def test_the_container_of_a_recipe_runner_is_that_of_its_launcher(
+    start: str, tmp_path: Path
+) -> None:
+    """run_recipe.py has no argument for it."""
+    run = "torchrun --nproc-per-node 8 --nnodes 2 scripts/training/run_recipe.py --recipe "
+    words = start.replace("{run}", f"{run}qwen3_30b_a3b_pretrain_config")
+    micro = list[int]()
+    for tag in ("26.04", "26.08"):
+        path = tmp_path / "run.sh"
+        path.write_text(words.replace("{tag}", tag) + "\n", encoding="utf-8")
+        found = read_checked(str(path), world_size=16, gpu="h100-80gb").run
+        assert found is not None
+        micro.append(found.strategy.micro_batch)
+    assert micro == [2, 1]
+
+
 def test_the_numbers_of_known_recipes() -> None:
     """Sources: `perf_recipes` and `recipes` of the wheel of 0.6.2, and configs of v0.5.1."""
     keys = [f"model.{name}_parallel_size" for name in (

@@ -370,6 +370,17 @@ def test_new_parallelism_of_bridge_has_no_verdict(key: str, tmp_path: Path) -> N
     assert [one.kind for one in file.findings if one.withdraws] == ["not priced"]
 
 
+@pytest.mark.parametrize("name", ["main_grads", "main_params", "exp_avg", "exp_avg_sq"])
+def test_types_of_states_in_fp32_are_the_default(name: str, tmp_path: Path) -> None:
+    """Scripts write them down; others need the precision-aware optimizer."""
+    usual = checked(tmp_path, DENSE, None)
+    same = checked(tmp_path, DENSE, None, **{f"{name}_dtype": "fp32"})
+    assert not same.withdrawn
+    assert same.run == usual.run
+    other = checked(tmp_path, DENSE, None, **{f"{name}_dtype": "bf16"})
+    assert other.withdrawn or "illegal" in {one.kind for one in other.findings}
+
+
 def test_iterations_of_muon_that_differ_have_no_time(tmp_path: Path) -> None:
     """The defaults are priced, and the estimate is named as derived."""
     base = {**DENSE, "--tensor-model-parallel-size": 1, "--optimizer": "muon"}

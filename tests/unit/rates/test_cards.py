@@ -179,6 +179,16 @@ def test_a_custom_card_is_a_gpu_of_its_architecture(tmp_path: Path) -> None:
     assert card_named("h200").gpu == "h200"
 
 
+def test_a_custom_node_is_no_part_of_the_rack_of_its_base(tmp_path: Path) -> None:
+    """Links between nodes join nodes of 8, and a node of 144 is one domain."""
+    for gpus in (8, 144):
+        data = like_card(CardSpec(like="gb200", gpus_per_node=gpus, out=tmp_path / "mine.json"))
+        card = card_of(data, tmp_path / "mine.json")
+        assert (card.domain_gpus, domain_of(card, 4 * gpus)) == (None, gpus)
+        assert "intra_node.tray_gpus" not in card.more
+    assert card_named("gb200").domain_gpus == 72
+
+
 def test_attention_scales_with_the_peak_of_a_custom_card(tmp_path: Path) -> None:
     """A tenth of the peak has a tenth of the attention, which would be above it otherwise."""
     base = document("b200")
