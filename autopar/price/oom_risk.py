@@ -249,6 +249,12 @@ def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
     return min(peaks) * _ratio_of(0.95, kind), max(peaks) * _ratio_of(0.05, kind)
 
 
+def reserved_range(run: Run, peak_bytes: float) -> tuple[float, float]:
+    """Return the interval that answers show: no more is allocated than is reserved, bytes."""
+    low, high = reserved_interval(run, peak_bytes)
+    return max(low, peak_bytes), max(high, peak_bytes)
+
+
 def _possible_peaks(run: Run, peak_bytes: float) -> tuple[float, ...]:
     """Return the peaks that a run may have, from the predicted one.
 

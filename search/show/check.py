@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_line, wrapped
-from autopar.price.oom_risk import rarely_validated, reserved_interval
+from autopar.price.oom_risk import rarely_validated, reserved_range
 from autopar.rates.accuracy import probability_faster
 from autopar.run.rules import Notice
 from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
@@ -220,12 +220,6 @@ def _basis(assessment: Assessment, target: Target) -> str:
     return f"{links}{own}; 90 % interval of {runs.basis}"
 
 
-def _reserved(assessment: Assessment, one: Account) -> tuple[float, float]:
-    """Return the 90 % interval of the reserved bytes, limited below by the allocated bytes."""
-    low, high = reserved_interval(assessment.run, one.peak_bytes)
-    return max(low, one.peak_bytes), max(high, one.peak_bytes)
-
-
 def _row(label: str, estimate: str, interval: str, more: str = "") -> str:
     line = f"  {label:<16}{estimate:>11}   {interval:<19}"
     line += "" if line.endswith(" ") else "  "
@@ -271,9 +265,9 @@ def _figure_lines(
             )
         )
     full = assessment.fullest
-    least, most = _reserved(assessment, full)
+    least, most = reserved_range(assessment.run, full.peak_bytes)
     others = [
-        f"stage {one.stage}: {_in_gib(_reserved(assessment, one))}"
+        f"stage {one.stage}: {_in_gib(reserved_range(assessment.run, one.peak_bytes))}"
         for one in _shown(assessment.accounts, full)
         if one is not full
     ]
@@ -345,7 +339,7 @@ def _stage_lines(assessment: Assessment) -> list[str]:
     for one, row in zip_longest(shown, rows):
         left = " " * 41
         if one is not None:
-            low, high = _reserved(assessment, one)
+            low, high = reserved_range(assessment.run, one.peak_bytes)
             left = (
                 f"{one.stage:>5}  {one.peak_bytes / GIB:>10.2f} GiB  "
                 f"{low / GIB:>6.2f} to {high / GIB:>6.2f}  "
@@ -524,7 +518,7 @@ def _show_stages(console: Console, assessment: Assessment, target: Target) -> No
             str(one.stage),
             f"{one.states_bytes / GIB:.2f}",
             f"{one.peak_bytes / GIB:.2f}",
-            _in_gib(_reserved(assessment, one)),
+            _in_gib(reserved_range(assessment.run, one.peak_bytes)),
             format_probability(target.oom_probability(run, one.peak_bytes)),
         )
     console.print(table)

@@ -54,7 +54,7 @@ from autopar.documents.strategy import (
 from autopar.errors import InputError
 from autopar.output import safe_name
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import rarely_validated, reserved_interval
+from autopar.price.oom_risk import rarely_validated, reserved_range
 from autopar.rates.measured import HardwareProfile
 from autopar.records import (
     content_of,
@@ -350,7 +350,7 @@ def assessed_entry(
                 "states_bytes": account.states_bytes,
                 "peak_bytes": account.peak_bytes,
                 "reserved_bytes": [
-                    round(end) for end in reserved_interval(assessment.run, account.peak_bytes)
+                    round(end) for end in reserved_range(assessment.run, account.peak_bytes)
                 ],
                 "terms_bytes": {term.name: term.num_bytes for term in account.peak},
             }

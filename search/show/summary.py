@@ -218,8 +218,7 @@ def memory_figures(price: Price) -> list[Figure]:
     budget = f"of {format_bytes(full.budget_bytes)}"
     reserved, more = "", f"{high / GIB:.2f} reserved, {budget}"
     if low != high:
-        # No more is allocated than is reserved.
-        reserved = f"{max(low, full.peak_bytes) / GIB:.2f} to {high / GIB:.2f}"
+        reserved = f"{low / GIB:.2f} to {high / GIB:.2f}"
         more = f"reserved, {budget}"
     return [
         Figure(PEAK, format_bytes(full.peak_bytes), reserved, more),

@@ -349,8 +349,7 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
     table = make_table(*columns, ruled=False)
     for one in _shown(price):
         low, high = one.reserved_bytes
-        # No more is allocated than is reserved.
-        span = f"{max(low, one.peak_bytes) / GIB:.2f} to {format_bytes(high)}"
+        span = f"{low / GIB:.2f} to {format_bytes(high)}"
         table.add_row(
             str(one.stage),
             format_bytes(one.steady_bytes),

@@ -18,7 +18,7 @@ from autopar.answer import (
 )
 from autopar.price.account import Account
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import SAFE_RISK, rarely_validated, reserved_interval
+from autopar.price.oom_risk import SAFE_RISK, rarely_validated, reserved_range
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
@@ -279,12 +279,11 @@ def price_of(assessment: Assessment, target: Target) -> Price:
 
 
 def _stage_price(run: Run, account: Account, target: Target) -> StagePrice:
-    low, high = reserved_interval(run, account.peak_bytes)
     return StagePrice(
         stage=account.stage,
         steady_bytes=account.states_bytes,
         peak_bytes=account.peak_bytes,
-        reserved_bytes=(low, high),
+        reserved_bytes=reserved_range(run, account.peak_bytes),
         budget_bytes=target.capacity_bytes,
         oom_probability=target.oom_probability(run, account.peak_bytes),
         terms=tuple(MemoryTerm(one.name, one.num_bytes, one.switch) for one in account.peak),

@@ -250,8 +250,7 @@ def _facts(price: Price) -> Iterator[Fact]:
             label="MFU", value=f"{share:.1f} %", note=f"{between}of the {found.peak_precision} peak"
         )
     lowest, highest = fullest.reserved_bytes
-    # No more is allocated than is reserved.
-    ends = (highest,) if lowest == highest else (max(lowest, fullest.peak_bytes), highest)
+    ends = (highest,) if lowest == highest else (lowest, highest)
     reserved = " to ".join(map(format_bytes, ends))
     yield Fact(
         label=PEAK,
@@ -304,8 +303,7 @@ def _intervals(price: Price) -> Iterator[str]:
     if low != high:
         few = ", ".join(FEATURE_NAMES.get(one, one) for one in price.few_runs)
         wide = f"; wider than most: few measured runs have {few}" if few else ""
-        least = format_bytes(max(low, price.fullest.peak_bytes))
-        yield f"reserved memory: {least} to {format_bytes(high)} (90 %){wide}"
+        yield f"reserved memory: {format_bytes(low)} to {format_bytes(high)} (90 %){wide}"
     yield from price.notes
 
 

@@ -23,6 +23,7 @@ from autopar.price.oom_risk import (
     probability_of_ratio,
     rarely_validated,
     reserved_interval,
+    reserved_range,
 )
 from autopar.price.step import step_time
 from autopar.records import replace
@@ -520,6 +521,14 @@ def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
     assert [*map(rarely_validated, runs)] == [(), ("8-bit products",), ()]
     widths = [high / low for low, high in (reserved_interval(run, 1e10) for run in runs)]
     assert widths == sorted(widths)
+
+
+def test_shown_intervals_begin_with_the_allocated_bytes() -> None:
+    """No more is allocated than is reserved, in every answer and every form of it."""
+    run = read_run(with_flags(MIXTURE), world_size=64).run
+    low, high = reserved_interval(run, 1e10)
+    assert low < 1e10 < high
+    assert reserved_range(run, 1e10) == (1e10, high)
 
 
 @pytest.mark.whole
