@@ -16,7 +16,7 @@ from autopar.documents.catalog import site_files
 from autopar.documents.model import is_file_of_paddle
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
-from autopar.run.rules import broken
+from autopar.run.rules import RuleError, broken
 from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
 from search.planning.layered.parts import (
@@ -94,12 +94,19 @@ def route_of(request: Request) -> SearchChoice:
     if not _estimated(request):
         return _layered(request, _unnamed(request))
     others = [name for name in request.given if not _of_launches(name, request)]
-    if others:
-        return _layered(request, f"--{others[0]} is an option of per-layer plans")
     from autopar.run.model import is_uniform
     from autopar.run.of_plan import uniform_model
     from search.planning.uniform.answer import open_launches
 
+    if others:
+        precision = f"--precision {request.options.mixed_precision}"
+        option = precision if others[0] == "mixed-precision" else f"--{others[0]}"
+        why = f"{option} is an option of per-layer plans"
+        if is_uniform(model_spec(request.inputs)):
+            raise OptionError(
+                f"{why}, which have no layers of this model", remedy=f"Remove {option}"
+            )
+        return _layered(request, why)
     spec = model_spec(request.inputs)
     if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
         raise OptionError(f"--ep: {spec.name} has no experts", remedy="Remove --ep")
@@ -367,7 +374,18 @@ def chosen(
     if question is None:
         return _per_layer(request, route)
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
-    found = answer(question, shares, spaces=spaces)
+    try:
+        found = answer(question, shares, spaces=spaces)
+    except RuleError as error:
+        if not route.layered or request.degrees.any_given:
+            raise
+        # rules on files of uniform plans are no rules of per-layer plans
+        try:
+            why = f"per-layer plans: {error.short}"
+            route = replace(route, launches=None, why=why, reason=error.short)
+            return _per_layer(request, route)
+        except InputError:
+            raise error from None
     lines = [best_of(question, one) for one in found.engines]
     layered = ChosenPlans(request=request)
     if route.layered:

@@ -701,16 +701,20 @@ def _no_layout(question: UniformRequest) -> str:
 
 
 def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
-    """Return the error if no engine has a legal plan: that of the first, with other engines."""
-    first, *others = found
-    either = ""
-    if any(one.reason != first.reason for one in others):
-        *names, last = (one.engine.name for one in others)
-        rest = " or ".join(filter(None, (", ".join(names), last)))
-        either = f" (rule of {first.engine.name}; no plan of {rest} is legal either)"
+    """Return the error if no engine has a legal plan, with the reason of each engine."""
+    first = found[0]
+    engines = dict[str, list[str]]()
+    for one in found:
+        engines.setdefault(one.reason, []).append(one.engine.name)
+    text = first.reason
+    if len(engines) > 1:
+        each = (f"{', '.join(names)}: {reason}" for reason, names in engines.items())
+        text = f"no engine has a legal plan; {'; '.join(each)}"
     if len(first.broken) != 1:
-        return InputError(f"{first.reason}{either}")
-    return RuleError((replace(first.broken[0], problem=f"{first.broken[0].problem}{either}"),))
+        return InputError(text)
+    if len(engines) == 1:
+        return RuleError(first.broken)
+    return RuleError((replace(first.broken[0], problem=text, remedy=""),))
 
 
 _BETTER_S = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from search.planning.space import freed, next_batch
 
 pytestmark = pytest.mark.whole
 
+PUBLISHED = json.loads(
+    (Path(__file__).parents[3] / "data" / "published_configs.json").read_text(encoding="utf-8")
+)
 _ASKED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--engine", "none")
 _LAUNCH = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096")
 
@@ -188,3 +192,31 @@ def test_what_is_not_named_says_who_answered(
     err = capsys.readouterr().err
     assert ("answered with per-layer plans" in err) == bool(said)
     assert said in err
+
+
+def test_per_layer_plans_replace_uniform_ones_without_a_legal_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OLMo 2: no argument of Megatron-LM makes its norms, and no config.json of it is written."""
+    monkeypatch.chdir(tmp_path)
+    config = PUBLISHED["olmo-2-32b"]["config"] | {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = ["--model", "config.json", "--hardware", "h100:1x8", "--global-batch-size", "64"]
+    assert search.run([*asked, "--seq-length", "2048"]) == 0
+    assert "answered with per-layer plans" in capsys.readouterr().err
+
+    assert search.run([*asked, "--lora", "16"]) == 2
+    err = capsys.readouterr().err
+    assert all(f"{name}: " in err for name in ("megatron", "torchtitan", "deepspeed, accelerate"))
+    assert err.count("\n") == 1
+
+
+def test_options_of_per_layer_plans_are_named_for_models_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither images nor hybrids have per-layer plans, so another engine would not help."""
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("vit-l", ("--precision", "fp16")), ("nemotron-3-nano", ("--pin", "tp=2"))):
+        asked = ["--model", name, "--hardware", "v100:1x8", "--global-batch-size", "256"]
+        assert search.run([*asked, *words]) == 2
+        assert f"Remove {words[0]}" in capsys.readouterr().err
