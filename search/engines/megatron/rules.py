@@ -594,7 +594,8 @@ _BY_RELEASE = (
           "--mtp-num-layers needs --position-embedding-type rope besides "
           "--use-rotary-position-embeddings",
           "validate_args checks MTP before it reads --use-rotary-position-embeddings")),
-    _since("0.18", _rule("since.te-loss", "cross-entropy-loss-fusion, cross-entropy-fusion-impl=te",
+    _since("0.18.2", _rule(
+          "since.te-loss", "cross-entropy-loss-fusion, cross-entropy-fusion-impl=te",
           lambda fused, te: fused * te,
           "--cross-entropy-loss-fusion needs --cross-entropy-fusion-impl native, not te,",
           "validate_args; NVIDIA/Megatron-LM pull request 5115")),

@@ -138,7 +138,8 @@ def test_a_newer_release_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "kind"), [(None, "environment"), ("0.17", None), ("0.18", "illegal")]
+    ("release", "kind"),
+    [(None, "environment"), ("0.17", None), ("0.18.0", None), ("0.18", "illegal")],
 )
 def test_rules_are_those_of_the_release(
     release: str | None, kind: str | None, tmp_path: Path
