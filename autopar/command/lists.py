@@ -212,10 +212,11 @@ def stack_rows() -> list[dict[str, Any]]:
 
 _SHOWN = frozenset(
     {
-        *("deepseek-v3", "deepseek-v3.2", "flux.1-dev", "gemma-3-27b", "glm-4.5-air", "glm-5"),
+        *("deepseek-v3", "deepseek-v3.2", "flux.1-dev", "gemma-4-26b-a4b", "gemma-4-31b"),
+        *("glm-4.5-air", "glm-5"),
         *("gpt-oss-120b", "gpt-oss-20b", "granite-4-small", "kimi-k2", "llama3-405b"),
         *("llama3-70b", "llama3-8b"),
-        *("mixtral-8x7b", "nemotron-3-nano", "nemotron-3-super", "qwen3-235b-a22b"),
+        *("nemotron-3-nano", "nemotron-3-super", "qwen3-235b-a22b"),
         *("qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "qwen3-next-80b"),
     }
 )
@@ -247,7 +248,7 @@ class _Table(NamedTuple):
             print_plain(console, line, style="dim")
 
 
-_SOME_OTHERS = "gemma, gpt, llama, t5, vit, wan, ..."
+_SOME_OTHERS = "gemma, llama, mixtral, t5, vit, ..."
 
 
 def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[_Table]:

@@ -419,6 +419,7 @@ _LATER = (
     *("clamped_activation", "expert_groups", "groups_per_token", "expert_latent"),
     *("parts", "mixers", "output_gate", "indexer"),
     *("cross_tokens", "fp32_norms", "elementwise", "extra_parameters"),
+    *("keys_as_values", "value_norms", "keys_reused", "token_inputs"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Fields of later releases, omitted from a digest if they have their default value."""
@@ -426,6 +427,7 @@ _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 
 _LATER_OF_MODELS = (
     *("mtp_layers", "interleaved", "order", "mtp_order", "no_positions", "layer_classes"),
+    "capped_logits",
 )
 
 

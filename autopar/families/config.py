@@ -26,7 +26,6 @@ from autopar.families.unknown import (
     NO_ATTENTION,
     NO_TOKENS,
     TWO_TOWERS,
-    TWO_WIDTHS,
     unsaid,
     usual_spec,
 )
@@ -46,7 +45,6 @@ _UNSAID = {
         NO_ATTENTION,
     ),
     **dict.fromkeys(("clip", "siglip"), TWO_TOWERS),
-    "gemma4": TWO_WIDTHS,
     **dict.fromkeys(
         ("resnet", "swin", "wav2vec2", "whisper"),
         NO_TOKENS,

@@ -19,6 +19,7 @@ from autopar.families.base import (
     Whole,
     WholeOrZero,
     divided_width,
+    in_order,
     read_rotary,
     runs_of,
 )
@@ -230,6 +231,112 @@ class _Gemma3(_Gemma2):
 
     def is_narrow(self, place: int) -> bool:
         return (place + 1) % (self.sliding_window_pattern or 6) > 0
+
+
+class _Gemma4(_Gemma):
+    """Decoder with wider and fewer heads in its full-attention layers, all with norms of values.
+
+    Some models have experts in addition to the MLP. In others each layer has an embedding of the
+    tokens, and the last layers have keys and values of earlier ones. Names and defaults are from
+    transformers 5.24, models/gemma4.
+    """
+
+    base = None
+    mixture = True
+    keys: ClassVar = {
+        **Config.keys, "num_experts": "num_experts", "experts_per_token": "top_k_experts"
+    }  # fmt: skip
+
+    vocab_size: Whole = 262144
+    max_position_embeddings: Whole = 131072
+    sliding_window: Whole | None = 512
+    global_head_dim: Whole = 512
+    num_global_key_value_heads: Whole | None = None
+    attention_k_eq_v: Switch | None = None
+    num_kv_shared_layers: WholeOrZero = 0
+    use_double_wide_mlp: Switch | None = None
+    hidden_size_per_layer_input: WholeOrZero | None = 256
+    vocab_size_per_layer_input: Whole = 262144
+    enable_moe_block: Switch | None = None
+    num_experts: Whole | None = None
+    top_k_experts: Whole | None = None
+    moe_intermediate_size: Whole | None = None
+    final_logit_softcapping: Any = None
+    use_bidirectional_attention: Any = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        if self.use_bidirectional_attention == "all":
+            raise DocumentError(
+                path,
+                "the value is all, but only causal attention is supported",
+                key="use_bidirectional_attention",
+            )
+        windows = self._windows(path)
+        # transformers forces the last layer to full attention
+        windows[-1] = None
+        types, order = in_order([self._mixed(path, at, one) for at, one in enumerate(windows)])
+        width = self.num_hidden_layers * (self.hidden_size_per_layer_input or 0)
+        # table, projection of the hidden states, and a norm of the sum
+        table = width * (self.vocab_size_per_layer_input + self.hidden_size)
+        return self.model(
+            path,
+            name,
+            *types,
+            tied=self.tied,
+            order=order,
+            extra_embedding_parameters=table + (self.hidden_size_per_layer_input or 0),
+            capped_logits=self.final_logit_softcapping is not None,
+            **self._rotary(),
+        )
+
+    def _mixed(self, path: Path, place: int, window: int | None) -> LayerSpec:
+        reused = place >= self.num_hidden_layers - self.num_kv_shared_layers
+        inputs = self.hidden_size_per_layer_input or 0
+        norms = 5 if inputs else 4
+        layer = replace(
+            self.layer(path, place),
+            window=window,
+            qk_norms=True,
+            value_norms=True,
+            fp32_norms=True,
+            keys_reused=reused,
+            token_inputs=inputs,
+            num_norms=norms,
+            norm_parameters_per_hidden=norms,
+        )
+        if reused and self.use_double_wide_mlp:
+            layer = replace(layer, ffn_hidden_size=2 * self.intermediate_size)
+        if window is None:
+            same, groups = bool(self.attention_k_eq_v), layer.num_kv_heads
+            own = self.num_global_key_value_heads if same else None
+            layer = replace(
+                layer,
+                head_dim=self.global_head_dim,
+                num_kv_heads=own or groups,
+                keys_as_values=same and not reused,
+            )
+        return self._with_experts(path, layer) if self.enable_moe_block else layer
+
+    def _with_experts(self, path: Path, layer: LayerSpec) -> LayerSpec:
+        """Return a layer with experts and an MLP, which is counted as a shared expert."""
+        if self.moe_intermediate_size is None:
+            raise DocumentError(path, "this key is missing", key="moe_intermediate_size")
+        norms = (layer.num_norms or 4) + 3
+        return replace(
+            layer,
+            ffn_hidden_size=self.moe_intermediate_size,
+            num_experts=self.num_experts,
+            experts_per_token=self.top_k_experts,
+            shared_expert_width=self.intermediate_size,
+            num_norms=norms,
+            norm_parameters_per_hidden=norms,
+            # the router has a norm in fp32, and saves its scaled output and a product with it
+            elementwise=4,
+            extra_parameters=self.hidden_size + (self.num_experts or 0),
+        )
+
+    def is_narrow(self, place: int) -> bool:
+        return (place + 1) % 6 > 0
 
 
 class _Phi3(Mistral):
@@ -459,6 +566,7 @@ DECODERS: dict[str, type[Config]] = {
     "gemma": _Gemma,
     "gemma2": _Gemma2,
     "gemma3_text": _Gemma3,
+    "gemma4_text": _Gemma4,
     "glm": _Glm,
     "glm4": _Glm4,
     "granite": Decoder,

@@ -22,7 +22,6 @@ NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 INDEXED = "attention to tokens chosen by an indexer"
 COMPRESSED = "attention to compressed keys"
 NARROW_HEADS = "other heads in layers with a window"
-TWO_WIDTHS = "heads of two widths, and an embedding of each layer in some models"
 NO_TOKENS = "not a token model"
 TWO_TOWERS = "a tower of images and one of text: save its vision_config as a file"
 _RECURRENT_LAYERS = ("linear", "mamba", "recurrent", "conv", "ssm", "rwkv", "delta", "lightning")

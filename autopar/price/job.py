@@ -10,7 +10,9 @@ from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.states import has_one_moment, layout_of_run
+from autopar.rates.kernels import EFFICIENT
 from autopar.records import replace
+from autopar.run.architecture import WIDEST_FLASH
 from autopar.run.job import (
     FP32_STATES,
     Block,
@@ -34,6 +36,14 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
     "allgather": "allgather",
     "flex": "fused",
 }
+
+
+def _attention_kernel(run: Run) -> str | None:
+    """Return the attention kernel that the settings of a run name; None for that of the stack."""
+    if run.kernels.attention in ("unfused", "local"):
+        return "unfused"
+    wide = run.kernels.torch_layers and run.model.widest_head > WIDEST_FLASH
+    return EFFICIENT if wide and run.runtime.precision.kind != "fp32" else None
 
 
 _ADAFACTOR_BYTES = 80.0
@@ -101,7 +111,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         row_scales=precision.row_scales,
         experts_only=precision.experts_only,
         gathered_bytes=_gathered_bytes(run),
-        attention_kernel="unfused" if runtime.kernels.attention in ("unfused", "local") else None,
+        attention_kernel=_attention_kernel(run),
         dispatcher=_DISPATCHERS[experts.dispatcher if mixed else "alltoall"],
         router_fp32=mixed and experts.router_fp32,
         capacity=experts.capacity if mixed else None,

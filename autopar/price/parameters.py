@@ -163,11 +163,12 @@ def _attention_weights(at: RankLayer, attention: Attention) -> Iterator[Weight]:
         bias=hidden if layer.biases else 0,
     )
     if latent is None:
-        rows = ((1 + attention.gated) * heads + 2 * groups) * width // tp
+        keys = sum(attention.key_projections)
+        rows = ((1 + attention.gated) * heads * width + keys) // tp
         yield from _vectors("attention norm", hidden, norms)
         yield from _linear("qkv", rows, hidden, bias=rows if attention.qkv_biases else 0)
         if attention.head_norms == "head":
-            yield from _vectors("head norms", width, 2 * of_heads)
+            yield from _vectors("head norms", width, (1 if attention.keys_reused else 2) * of_heads)
         elif attention.head_norms == "all":
             yield from _vectors("query norm", heads * width // tp, of_heads)
             yield from _vectors("key norm", max(1, groups // tp) * width, of_heads)
@@ -202,6 +203,9 @@ def mlp_weights(at: RankLayer) -> Iterator[Weight]:
     own = layer.mlp is not None and layer.norms > len(layer.mixers)
     yield from _vectors("mlp norm", hidden, norms if own else 0)
     yield from _vectors("post-norms", hidden, max(0, layer.norms - layer.parts) * norms)
+    if layer.token_inputs:
+        yield from _linear("layer input", layer.token_inputs, hidden)
+        yield from _linear("layer input up", hidden, layer.token_inputs)
     if mixture is None:
         if layer.mlp is not None:
             yield from _mlp("mlp", at, layer.mlp.width)
@@ -278,9 +282,12 @@ def projections_of(at: RankLayer, weight: Weight) -> tuple[tuple[Target, float],
     """
     rows, attention = weight.shape[0], at.layer.attention
     if weight.name == "qkv" and attention is not None:
-        whole = attention.heads + 2 * attention.kv_heads
-        kept = rows * attention.kv_heads / whole
-        return (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
+        widths = ((1 + attention.gated) * attention.query, *attention.key_projections)
+        names: tuple[Target, ...] = ("query", "key", "value")
+        whole = sum(widths)
+        return tuple(
+            (name, rows * width / whole) for name, width in zip(names, widths, strict=False)
+        )
     if weight.name not in _NAMED:
         return ()
     # the gate and the gated matrix are separate

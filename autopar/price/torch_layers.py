@@ -15,7 +15,7 @@ from autopar.price.activations import (
     input_bytes,
     routed_tokens,
 )
-from autopar.run.architecture import LightningAttention, ShortConvolution
+from autopar.run.architecture import WIDEST_FLASH, LightningAttention, ShortConvolution
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, needs_input
@@ -23,17 +23,18 @@ from autopar.training.adapters import Adapters, Target, needs_input
 Parts = Iterator[tuple[str, int]]
 
 
-def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
+def _norm(run: Run, tokens: int, width: int, *, given: bool = False, weighted: bool = True) -> int:
     """Return the saved bytes of an RMSNorm over `tokens` rows of `width` elements.
 
     A fused kernel saves its input and 4 bytes per row. Eager operators save the input in fp32, 4
     bytes per row, and the normed input, in fp32 in torchtitan and in 16 bits in transformers. A
     compiled layer saves equally many bytes as a fused kernel: for the second norm it saves the
-    projection's output and recomputes the residual sum.
+    projection's output and recomputes the residual sum. Gemma multiplies weights in fp32, and takes
+    a power of the mean squares, which are saved as well.
 
-    given : True if the norm's input is counted elsewhere.
+    given : True if the norm's input is counted elsewhere. weighted : False without weights.
     """
-    kernels, element = run.kernels, run.element_bytes
+    kernels, element, wide = run.kernels, run.element_bytes, run.model.last.fp32_norms
     torchtitan = kernels.module == "torchtitan"
     own = 0 if given else tokens * width * element
     # diffusers has `torch.nn.RMSNorm`, which runs as one kernel on a GPU
@@ -41,13 +42,13 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
     if kernels.compiled or kernels.liger or fused:
         return own + 4 * tokens
     # the normed input is saved for the weight gradient, which a frozen weight does not have
-    frozen = run.runtime.adapters is not None
+    frozen = run.runtime.adapters is not None or not weighted
     if element == 4:
         # the input is already fp32
         return own + 4 * tokens + (0 if frozen else 4 * tokens * width)
-    normed = 0 if frozen else 4 if torchtitan else element
+    normed = 0 if frozen else 4 if torchtitan or wide else element
     # the fp32 tensor is a copy, so the 16-bit input is freed
-    return 4 * tokens * width + 4 * tokens + normed * tokens * width
+    return 4 * tokens * width + (8 if wide else 4) * tokens + normed * tokens * width
 
 
 def stream_element_bytes(run: Run) -> int:
@@ -164,6 +165,9 @@ def _attention(at: RankLayer) -> Parts:
         if attention.head_norms == "head":
             normed = tokens * (heads + own_keys)
             yield "head norms", _norm(at.run, normed, attention.width)
+            if attention.value_norms:
+                values = tokens * own_keys
+                yield "value norms", _norm(at.run, values, attention.value_width, weighted=False)
         elif attention.head_norms == "all":
             for number in (heads, own_keys):
                 yield "head norms", _norm(at.run, tokens, number * attention.width)
@@ -226,9 +230,16 @@ def _lightning(at: RankLayer, mixer: LightningAttention) -> Parts:
 
 
 def _core(at: RankLayer) -> Parts:
-    """Yield (part, bytes) that a fused attention kernel saves: its output, and 4 bytes per row."""
-    attention = attention_of(at)
+    """Yield (part, bytes) that a fused attention kernel saves: its output, and 4 bytes per row.
+
+    PyTorch's memory-efficient kernel, the only one for wide heads, also saves the mask of a window
+    (ATen/native/transformers/attention.cpp, `convert_boolean_attn_mask`).
+    """
+    attention, run = attention_of(at), at.run
     heads = attention.heads // at.split.tp
+    window = attention.window or run.seq_length
+    if run.model.widest_head > WIDEST_FLASH and window < run.seq_length:
+        yield "mask", run.strategy.micro_batch * run.seq_length**2 * at.element_bytes
     yield "attention output", at.tokens * heads * attention.value_width * at.element_bytes
     yield "softmax statistics", 4 * at.tokens * heads
 
@@ -441,13 +452,16 @@ def loss_bytes(run: Run) -> int:
     logits, all in fp32; the 16-bit logits are freed. It needs 16 bytes if tensor ranks shard the
     vocabulary, because of one more sum (torch distributed/tensor/parallel/loss.py), and in a loop
     that holds the logits, in fp32 (`convert_outputs_to_fp32` of accelerate). A compiled loss
-    holds the logits and their gradient in the precision of the model. A chunked loss holds one
-    chunk and the gradient of all hidden states.
+    holds the logits and their gradient in the precision of the model. Logits that a hyperbolic
+    tangent limits are held once more, in 16 bits. A chunked loss holds one chunk and the gradient
+    of all hidden states.
     """
     kernels, number = run.kernels, logits(run)
     if kernels.loss in ("liger", "trl"):
         return _fused_head_bytes(run)
     each = kernels.quirks.logit_bytes or HELD_LOGIT_BYTES
+    # the hyperbolic tangent saves its result
+    each += run.element_bytes if run.model.capped_logits else 0
     each = max(each, 16 if kernels.loss_parallel and run.split.tp > 1 else 0)
     if kernels.loss == "compiled":
         return number * 2 * run.element_bytes

@@ -501,6 +501,42 @@ def ring_attention_s(
     return step(part, causal=True) + (ranks - 1) * step(part / 2, causal=False)
 
 
+EFFICIENT = "efficient"
+"""Name of PyTorch's memory-efficient attention kernel as a `Job.attention_kernel`."""
+_EFFICIENT_SHARE, _EFFICIENT_FLOP_PER_S = 0.5, 1e14
+_EFFICIENT_BACKWARD = 0.47
+"""Rates of PyTorch's memory-efficient kernel with wide heads.
+
+Forward at head width 512: half of the peak on an L20 and an RTX 4090, about 100 TFLOP/s on a GH200,
+whose tensor cores it does not use in full (README of xlite-dev/ffpa-attn, and its benchmark by
+wkun-upenn). Backward: 2.5 times the FLOP in 5.3 times the time (xlite-dev/ffpa-attn#137). Both give
+the 72 ms of a layer with a window on an H200 (verl-project/verl#7131) within 5 %.
+"""
+
+
+def efficient_attention_s(
+    kernels: Kernels,
+    heads: ArrayLike,
+    seq_length: ArrayLike,
+    *,
+    head_dim: float,
+    phase: Phase,
+    causal: bool,
+    clock: float = 1.0,
+) -> F64:
+    """Return the seconds of PyTorch's memory-efficient attention with wide heads.
+
+    heads : of all sequences. causal : False if a mask is given, which skips no scores.
+    """
+    number, length = _floats(heads, seq_length)
+    peak = kernels.flop_per_s["bf16"]
+    rate = min(_EFFICIENT_SHARE * peak, _EFFICIENT_FLOP_PER_S) * clock
+    pairs = attention_pairs(length, length, causal=causal)
+    if phase == "forward":
+        return number * length * pairs * 4 * head_dim / rate
+    return number * length * pairs * 10 * head_dim / (_EFFICIENT_BACKWARD * rate)
+
+
 def unfused_attention_s(
     kernels: Kernels,
     batch: ArrayLike,

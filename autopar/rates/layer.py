@@ -21,8 +21,10 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.kernels import (
+    EFFICIENT,
     Phase,
     attention_s,
+    efficient_attention_s,
     ring_attention_s,
     unfused_attention_s,
 )
@@ -179,14 +181,14 @@ def _attention_parts(
         whole = latent is not None and index == 0
         module = "mla_up_proj" if latent is not None and index else "attention"
         share = 1 if whole else t
-        more = key_value - attention.key_value if latent is None else 0.0
-        width = (outputs + more) / share
+        copies = np.maximum(attention.kv_heads, t) / attention.kv_heads
+        keys = attention.key_projections if latent is None else ()
+        width = (outputs + sum(keys) * (copies - 1)) / share
         beside = [(target, size / share) for target, size in targets[index]]
         apart: tuple[Real, ...] = ()
         if job.torch_layers and latent is None:
-            keys = attention.kv_heads * attention.width * np.maximum(attention.kv_heads, t)
-            keys = keys / attention.kv_heads / t
-            apart = (attention.query / t, keys, width - attention.query / t - keys)
+            query = (1 + attention.gated) * attention.query
+            apart = (query / t, *(one * copies / t for one in keys))
         yield from linear_parts(
             machine, job, f"qkv {index}", module, n, width, inputs, beside, apart=apart
         )
@@ -208,7 +210,7 @@ def _attention_parts(
     heads = (attention.query + key_value) / t
     if attention.head_norms != "none" and latent is None:
         # In latent attention these norms act on the latents, whatever the engine calls them.
-        elements = n * (heads - key_value / t / 2)
+        elements = n * (heads - (0 if attention.value_norms else key_value / t / 2))
         if attention.head_norms == "all" and not job.torch_layers:
             forward, backward = (
                 elements_s(machine.kernels, elements, moved) for moved in _WIDE_NORM_BYTES
@@ -310,6 +312,13 @@ def _core_s(
             sustained=True,
         )
     part, window = seq / ranks, attention.window
+    if kernel == EFFICIENT:
+        # a window is a mask, which skips no scores
+        causal = attention.causal and keys is None and window is None
+        return efficient_attention_s(
+            machine.kernels, sequences * heads, seq, head_dim=attention.width, phase=phase,
+            causal=causal, clock=machine.clock,
+        )  # fmt: skip
     if backward and kernel in _LOW_PRECISION:
         # In cuDNN's tables the 8-bit backward takes as long with a window of 128 tokens as without
         # one, for 2 to 32 Ki tokens.

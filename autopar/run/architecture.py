@@ -19,6 +19,9 @@ together (`all`)."""
 Positions = Literal["learned", "rotary", "none"]
 Norm = Literal["layer", "rms", "plain"]
 """LayerNorm, RMSNorm, or a LayerNorm without weights (`plain`)."""
+WIDEST_FLASH = 256
+"""Widest head of FlashAttention (Dao-AILab/flash-attention#2427) and of cuDNN; wider ones run in
+PyTorch's memory-efficient kernel (huggingface/transformers#46960)."""
 _Share = Annotated[float, number(0.0, 1.0)]
 _Factor = Annotated[float, number(0.0, 1e12)]
 
@@ -99,6 +102,12 @@ class Attention(Record, tag_field="kind", tag="attention"):
     """True if a projection of the input gates the output of attention."""
     indexer: Indexer | None = None
     """Indexer that chooses the keys of latent attention; None for all keys."""
+    keys_as_values: bool = False
+    """True if one projection makes keys and values (`attention_k_eq_v` of Gemma 4)."""
+    value_norms: bool = False
+    """True if the values of every head pass an RMSNorm without weights."""
+    keys_reused: bool = False
+    """True if keys and values are those of an earlier layer (`num_kv_shared_layers`)."""
 
     @property
     def query(self) -> int:
@@ -109,6 +118,12 @@ class Attention(Record, tag_field="kind", tag="attention"):
     def key_value(self) -> int:
         """Total width of the keys and values of all key-value heads."""
         return self.kv_heads * (self.width + self.value_width)
+
+    @property
+    def key_projections(self) -> tuple[int, ...]:
+        """Output widths of the projections of keys and values; without latent attention."""
+        each = self.kv_heads * self.width, self.kv_heads * self.value_width
+        return () if self.keys_reused else each[: 1 if self.keys_as_values else 2]
 
     @property
     def value(self) -> int:
@@ -332,6 +347,8 @@ class Layer(Record):
     """Tokens of a condition, such as text, that cross-attention reads; 0 without a condition."""
     fp32_norms: bool = False
     """True if norms compute and save fp32."""
+    token_inputs: Count = 0
+    """Width of an embedding of each layer that its output is multiplied with; 0 for none."""
     elementwise: Few = 0
     """Further elementwise operations that each save a tensor of the hidden size, such as products
     with a condition (AdaLN-Zero, arXiv 2212.09748) or with trained weights (LayerScale)."""
@@ -424,6 +441,8 @@ class Model(Record, dict=True):
     """Layers of each MTP layer; empty for one like the last layer."""
     dropout: _Share = 0.0
     """Dropout of the residual stream."""
+    capped_logits: bool = False
+    """True if a hyperbolic tangent limits the logits (arXiv 2408.00118, section 2)."""
 
     @cached_property
     def each_layer(self) -> tuple[Layer, ...]:
@@ -503,7 +522,30 @@ class Model(Record, dict=True):
     def torch_mixers(self) -> str:
         """Names of the mixers that Megatron-LM does not have; empty without such mixers."""
         kinds = dict.fromkeys(type(one.recurrent) for one in self.kinds if one.recurrent)
-        return " and ".join(TORCH_MIXERS[kind] for kind in kinds if kind in TORCH_MIXERS)
+        names = [TORCH_MIXERS[kind] for kind in kinds if kind in TORCH_MIXERS]
+        return " and ".join([*names, *(["heads of two widths"] if self.has_unlike_heads else [])])
+
+    @property
+    def has_unlike_heads(self) -> bool:
+        """True if heads of layers differ in number or width, or share projections."""
+        found = [one.attention for one in self.kinds if one.attention is not None]
+        return not self.has_patches and (
+            len({(one.heads, one.kv_heads, one.width, one.value_width) for one in found}) > 1
+            or any(one.keys_as_values or one.keys_reused for one in found)
+        )
+
+    @property
+    def has_token_inputs(self) -> bool:
+        """True if layers have an embedding each, or keys and values of an earlier layer."""
+        return any(
+            one.token_inputs > 0 or (one.attention is not None and one.attention.keys_reused)
+            for one in self.kinds
+        )
+
+    @property
+    def widest_head(self) -> int:
+        """Largest width of a query; 0 without attention."""
+        return max((one.attention.width for one in self.kinds if one.attention), default=0)
 
     @property
     def has_patches(self) -> bool:
@@ -665,7 +707,8 @@ def refuse_unlike(model: Model) -> None:
     """Raise InputError if the layers of a model do not allow a uniform plan.
 
     A uniform plan needs a decoder-only model with attention. Layers may differ only in their parts
-    (attention or one other mixer, experts or a dense MLP) and in the sliding window.
+    (attention or one other mixer, experts or a dense MLP), in the sliding window, and layers with a
+    window in their heads from those without.
     """
     if model.first_attention is None:
         raise InputError(f"model {model.name!r}: uniform plans need a layer with attention")
@@ -704,9 +747,10 @@ def refuse_unlike(model: Model) -> None:
     windows_of(model)
 
 
-def _heads(layer: Layer) -> tuple[object, ...] | None:
+def _heads(layer: Layer, *, narrow: bool) -> tuple[object, ...] | None:
+    """Return the heads of a layer with a window, or of one without; None for the other."""
     one = layer.attention
-    if one is None:
+    if one is None or (one.window is not None) is not narrow:
         return None
     sizes = (one.heads, one.kv_heads, one.width, one.value_width, one.rotary_share)
     return (*sizes, one.latent, one.head_norms, one.dropout, one.gated)
@@ -724,7 +768,8 @@ def _norms(layer: Layer) -> tuple[object, ...]:
 _ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
     "widths": lambda layer: layer.hidden,
     "sequence lengths": lambda layer: layer.seq_length,
-    "heads": _heads,
+    "heads": lambda layer: _heads(layer, narrow=False),
+    "heads with a window": lambda layer: _heads(layer, narrow=True),
     "indexers": lambda layer: None if layer.attention is None else _indexer(layer.attention),
     "mixers": lambda layer: layer.recurrent,
     "norms": _norms,

@@ -394,9 +394,9 @@ def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float]
     """
     latent = attention.latent
     if latent is None:
-        key = attention.kv_heads * attention.width
-        value = attention.key_value - key
-        return ((("query", attention.query), ("key", key), ("value", value)),)
+        names: tuple[Target, ...] = ("query", "key", "value")
+        widths = ((1 + attention.gated) * attention.query, *attention.key_projections)
+        return (tuple(zip(names, widths, strict=False)),)
     narrow = latent.kv_rank + latent.rotary_width
     values = attention.value_width
     keys = attention.heads * (attention.width - latent.rotary_width + values)
@@ -446,7 +446,7 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
     latent = attention.latent
     if latent is None:
         gate = attention.query if attention.gated else 0
-        return ((attention.query + gate + attention.key_value, hidden),)
+        return ((attention.query + gate + sum(attention.key_projections), hidden),)
     values = attention.value_width
     # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, then expand to the heads.
     keys = attention.heads * (attention.width - latent.rotary_width + values)

@@ -160,6 +160,15 @@ class LayerSpec(Record, checked=True):
     """Mixers other than attention. Layers with `num_heads` have attention in parallel."""
     output_gate: bool = False
     """True if a projection of the input gates the output of attention."""
+    keys_as_values: bool = False
+    """True if one projection makes keys and values."""
+    value_norms: bool = False
+    """True if the values of every head pass an RMSNorm without weights."""
+    keys_reused: bool = False
+    """True if keys and values are those of an earlier layer, so that they have no projections."""
+    token_inputs: _SizeOrZero = 0
+    """Width of an embedding of each layer that its output is multiplied with; 0 for none. Two
+    matrices project to this width and back; the table is part of `extra_embedding_parameters`."""
     indexer: _Indexer | None = None
     """Indexer that chooses the keys of latent attention; None for all keys."""
     cross_tokens: _SizeOrZero = 0
@@ -209,6 +218,8 @@ class ModelSpec(Record, checked=True):
     extra_head_parameters: _Parameters = 0
     """Parameters after the last layer in addition to final norm and output matrix (MLM
     transform)."""
+    capped_logits: bool = False
+    """True if a hyperbolic tangent limits the logits."""
     mtp_layers: _MtpLayers = 0
     """Number of MTP layers after the last layer, each with one layer like the last."""
     interleaved: bool = False
@@ -412,10 +423,15 @@ def sizes_known(layer: LayerSpec) -> bool:
 
 
 def is_hybrid(spec: ModelSpec) -> bool:
-    """Return True if some layer is not attention without gate or indexer, followed by an MLP."""
+    """Return True if some layer is not attention without gate or indexer, followed by an MLP.
+
+    Layers with shared projections or an embedding each count as such layers.
+    """
     return any(
-        one.parts != "both" or one.mixers or one.output_gate or one.indexer for one in spec.layers
-    )
+        one.parts != "both" or one.mixers or one.output_gate or one.indexer
+        or one.keys_as_values or one.keys_reused or one.token_inputs
+        for one in spec.layers
+    )  # fmt: skip
 
 
 def has_patches(spec: ModelSpec) -> bool:
@@ -439,8 +455,8 @@ def refuse_hybrid(spec: ModelSpec, what: str, *, remedy: str = "Use another mode
         )
     if is_hybrid(spec):
         raise InputError(
-            f"{what} has no layers of one part, no mixers other than attention, and no gated or "
-            f"sparse attention, and {spec.name} has some",
+            f"{what} has no layers of one part, no mixers other than attention, no gated or "
+            f"sparse attention, and no shared keys and values, and {spec.name} has some",
             remedy=remedy,
         )
     return spec
@@ -451,7 +467,8 @@ def parameter_count(layer: LayerSpec) -> int:
 
     With hidden size h, MLP width f, and a query and k key-value heads of width d, attention has
     h(a + 2k)d + adh (twice with cross-attention), and the MLP 2hf, or 3hf if gated. Biases and
-    norms are added. E experts have E MLPs, a router of hE (plus E biases) and the shared expert.
+    norms are added. Keys that are values, or reused ones, leave out projections. E experts have E
+    MLPs, a router of hE (plus E biases) and the shared expert.
     Latent attention is counted by `_latent_parameters`. Raises InputError if a or f is unknown.
     """
     h = layer.hidden_size
@@ -465,6 +482,7 @@ def parameter_count(layer: LayerSpec) -> int:
                 "the width of the MLP is unknown", remedy="Add --model with a model spec"
             )
         mlp = _expert_parameters(layer, layer.ffn_hidden_size)
+    mlp += 2 * h * layer.token_inputs
     return mixers + mlp + layer.norm_parameters_per_hidden * h + layer.extra_parameters
 
 
@@ -495,7 +513,8 @@ def attention_weights(layer: LayerSpec) -> int:
     if layer.latent is not None:
         return _latent_parameters(layer, layer.latent, heads, width) + sinks
     kv_heads = layer.num_kv_heads or heads
-    qkv = (heads + 2 * kv_heads) * width
+    keys = 0 if layer.keys_reused else 1 if layer.keys_as_values else 2
+    qkv = (heads + keys * kv_heads) * width
     count = h * qkv + heads * width * h + sinks
     if layer.biases or layer.qkv_biases:
         count += qkv
@@ -504,7 +523,8 @@ def attention_weights(layer: LayerSpec) -> int:
     if layer.output_gate:
         count += h * heads * width
     if layer.qk_norms:
-        count += (heads + kv_heads if layer.wide_qk_norms else 2) * width
+        normed = (heads, kv_heads) if layer.wide_qk_norms else (1, 1)
+        count += sum(normed[: 1 if layer.keys_reused else 2]) * width
     return count
 
 

@@ -92,6 +92,7 @@ def model_of_spec(spec: ModelSpec) -> Model:
         rotary_scaling=spec.rotary_scaling_factor,
         extra_embedding=spec.extra_embedding_parameters,
         extra_head=spec.extra_head_parameters,
+        capped_logits=spec.capped_logits,
         mtp=spec.mtp_layers,
         mtp_block=tuple(_layer_of_spec(spec, spec.layers[k], None) for k in spec.mtp_order),
     )
@@ -178,6 +179,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         norms=norms,
         cross_tokens=layer.cross_tokens,
         fp32_norms=layer.fp32_norms,
+        token_inputs=layer.token_inputs,
         elementwise=layer.elementwise,
         extra=layer.extra_parameters,
         biases=layer.biases,
@@ -218,6 +220,9 @@ def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) ->
         qkv_biases=layer.biases or layer.qkv_biases,
         gated=layer.output_gate,
         indexer=layer.indexer,
+        keys_as_values=layer.keys_as_values,
+        value_norms=layer.value_norms,
+        keys_reused=layer.keys_reused,
         latent=None
         if latent is None
         else LatentAttention(

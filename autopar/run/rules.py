@@ -361,6 +361,9 @@ SPARSE_PRECISION = Rule(
     "{precision} with sparse attention is not priced", "Use bf16", _SPARSE,
 )  # fmt: skip
 MIXERS = (
+    Rule("layer-inputs", ("layer_inputs",), lambda inputs: inputs,
+         "embeddings of each layer, and keys and values of earlier layers, are not priced",
+         "Use a model without them", "models/gemma4 (transformers 5.24)", level="unpriced"),
     MIXER_HEADS,
     Rule("mixer-heads.context", ("mixer_heads", "tp", "cp"),
          lambda heads, tp, cp: (cp > 1) * (heads % tp == 0) * (heads % (tp * cp)),

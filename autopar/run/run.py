@@ -185,6 +185,8 @@ def mixer_values(model: Model) -> dict[str, Any]:
     """Return the sizes of mixers that the rules of `MIXERS` read; empty with attention alone."""
     mamba, delta, sparse = model.first_mamba, model.first_delta, model.first_sparse
     found: dict[str, Any] = {}
+    if model.has_token_inputs:
+        found["layer_inputs"] = True
     if model.torch_mixers:
         found["torch_mixers"] = model.torch_mixers
     if sparse is not None and sparse.latent is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, cast
 from msgspec import field
 
 from autopar.command.fields import rows_of, words_of, written
+from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.model import ModelSpec
@@ -276,10 +277,13 @@ def run_of_choice(
 
     Raises InputError if the model cannot be converted or the run is illegal.
     """
+    own = model or uniform_model(job.spec)
+    if own.has_unlike_heads:
+        raise InputError(f"{own.torch_mixers} of {job.spec.name} have uniform plans alone")
     made = space.launch(
         SpaceJob(
             name=job.spec.name,
-            model=model or uniform_model(job.spec),
+            model=own,
             seq=job.seq_length,
             global_batches=(choice.global_batch,),
             world=job.plan.world_size,

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from autopar.pipeline.schedules import Schedule
 from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
-from autopar.run.architecture import Model
+from autopar.run.architecture import WIDEST_FLASH, Model
 from autopar.run.rules import (
     NO_HYBRID,
     NO_WIDE_NORMS,
@@ -435,8 +435,8 @@ def torch_run(
 
     Raises RuleError for an illegal run.
     """
-    if job.model.has_patches:
-        # scripts of diffusers use the attention of PyTorch
+    if job.model.has_patches or job.model.widest_head > WIDEST_FLASH:
+        # scripts of diffusers, and wide heads, use the attention of PyTorch
         kernels = replace(kernels, repeated_heads=True)
     run = Run(
         name=job.name,

@@ -485,17 +485,35 @@ def small_convolution(draw: random.Random) -> Model:
     return replace(plain, layers=groups, repeat=repeat)
 
 
+def small_shared(draw: random.Random) -> Model:
+    """Return a model of Gemma 4's kind: wide heads without a window whose keys are values."""
+    plain = replace(small_wide(draw), mtp=0, mtp_block=(), dropout=0.0)
+    whole = plain.last
+    attention = whole.attention
+    assert attention is not None
+    narrow = replace(attention, head_norms="head", value_norms=True, window=256)
+    wide = replace(
+        narrow, width=4 * narrow.width, value_width=4 * narrow.width, window=None,
+        kv_heads=draw.choice([1, narrow.kv_heads]), keys_as_values=draw.random() < 0.7,
+    )  # fmt: skip
+    norms, more = (7, 4) if whole.experts is not None else (4, 0)
+    whole = replace(whole, biases=False, norm="rms", norms=norms, fp32_norms=True, elementwise=more)
+    narrows = (with_attention(whole, narrow),) * draw.choice([1, 2, 5])
+    groups, repeat = grouped((*narrows, with_attention(whole, wide)) * draw.choice([1, 2]))
+    return replace(plain, layers=groups, repeat=repeat, capped_logits=draw.random() < 0.5)
+
+
 def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
 Kind = Literal[
-    "plain", "hybrid", "sparse", "reused", "wide", "convolution", "packed", "recipe", "tuned",
-    "synced",
+    "plain", "hybrid", "sparse", "reused", "wide", "convolution", "shared", "packed", "recipe",
+    "tuned", "synced",
 ]  # fmt: skip
 """Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`wide`,
-`convolution`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning (`tuned`), or of
-gradients that accelerate reduces after each micro-batch (`synced`)."""
+`convolution`, `shared`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning
+(`tuned`), or of gradients that accelerate reduces after each micro-batch (`synced`)."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
         ("deepspeed", TrainingSettings(optimizer=name))
@@ -515,7 +533,11 @@ TUNED: tuple[tuple[str, TrainingSettings], ...] = (
 """Engine and settings of the questions of kind `tuned`."""
 _OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse, "reused": small_reused}
 """Models of Megatron-LM alone, by kind."""
-_OF_TRANSFORMERS = {"wide": small_wide, "convolution": small_convolution}
+_OF_TRANSFORMERS = {
+    "wide": small_wide,
+    "convolution": small_convolution,
+    "shared": small_shared,
+}
 """Models of transformers alone, by kind."""
 
 
@@ -551,6 +573,8 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
     elif kind in _OF_TRANSFORMERS:
         engine, stages = engine_space(draw.choice(["deepspeed", "accelerate"])), [1]
         model, training = _OF_TRANSFORMERS[kind](draw), TrainingSettings()
+        if kind == "shared" and seed % 3 == 0:
+            training = TrainingSettings(lora_rank=8)
     elif seed % 4 == 3 and training in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments

@@ -321,12 +321,12 @@ def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: in
     check(found, fresh(found))
 
 
-@pytest.mark.parametrize("kind", ["reused", "wide", "convolution"])
+@pytest.mark.parametrize("kind", ["reused", "wide", "convolution", "shared"])
 @pytest.mark.parametrize("seed", [*range(8), *(
     pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100)
 )])  # fmt: skip
 def test_the_answer_with_rarer_layers_is_that_of_pricing_everything(seed: int, kind: Kind) -> None:
-    """Reused keys; norms of queries and keys over all heads; mixers of transformers."""
+    """Reused keys; norms of queries and keys over all heads; mixers and heads of transformers."""
     found = question(seed, most=40, kind=kind)
     check(found, fresh(found))
 

@@ -17,7 +17,7 @@ from typing import Any
 from autopar.errors import DocumentError
 from autopar.rates.devices import lacks_flash_attention
 from autopar.records import Record, replace, shorten
-from autopar.run.architecture import Model
+from autopar.run.architecture import WIDEST_FLASH, Model
 from autopar.run.rules import GRID, refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
@@ -379,6 +379,14 @@ def script_run(
             remedy="Use sdpa",
         )
     model, mixed = script.model, script.model.experts is not None
+    if not script.repeated_heads and model.widest_head > WIDEST_FLASH:
+        raise DocumentError(
+            source,
+            f"heads of width {model.widest_head} are too wide for flash attention, whose limit is "
+            f"{WIDEST_FLASH}",
+            key="--attn_implementation",
+            remedy="Use sdpa",
+        )
     own = replace(
         split,
         etp=split.tp if mixed else 1,

@@ -42,6 +42,10 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
     "gemma-2-9b": 9.24,
     "gemma-2-27b": 27.2,
     "gemma-3-27b": 27.0,
+    "gemma-4-31b": 30.7,
+    "gemma-4-26b-a4b": 25.2,
+    "gemma-4-e4b": 7.46,
+    "gemma-4-e2b": 2.28 + 35 * 256 * 262144 / 1e9,
     "phi-4": 14.7,
     "olmo-2-32b": 32.2,
     "olmoe-1b-7b": 6.9,
@@ -56,7 +60,10 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
 }
 
 
-NOT_UNIFORM = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b", "xlm-roberta-large"}
+NOT_UNIFORM = {
+    *("gemma-4-e2b", "t5-3b", "flan-t5-xl", "bert-large", "olmo-7b"),
+    "xlm-roberta-large",
+}
 
 
 def spec_of(name: str) -> ModelSpec:
@@ -121,7 +128,9 @@ def test_what_a_uniform_model_can_say_it_says(name: str) -> None:
     """Every decoder with norms that have parameters becomes one; others say why not."""
     spec = spec_of(name)
     if name in NOT_UNIFORM:
-        words = "neither RMSNorm nor LayerNorm" if name == "olmo-7b" else "decoder-only"
+        words = {
+            "olmo-7b": "neither RMSNorm nor LayerNorm", "gemma-4-e2b": "dense MLPs of two kinds"
+        }.get(name, "decoder-only")  # fmt: skip
         with pytest.raises(InputError, match=words):
             uniform_model(spec)
         return

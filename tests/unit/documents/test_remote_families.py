@@ -103,9 +103,20 @@ def test_kimi_delta_attention_is_counted_and_not_priced() -> None:
         uniform_model(spec)
 
 
-def test_heads_of_two_widths_are_named() -> None:
-    with pytest.raises(DocumentError, match="heads of two widths"):
-        read(model_type="gemma4", text_config={**LLAMA, "model_type": "gemma4_text"})
+def test_gemma_4_has_full_attention_in_its_last_layer() -> None:
+    """And in every sixth: with wider heads, and with keys as values if the file sets that."""
+    text = {**LLAMA, "model_type": "gemma4_text", "num_hidden_layers": 8, "head_dim": 256,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+            "hidden_size_per_layer_input": None}  # fmt: skip
+    spec = read(model_type="gemma4", text_config=text)
+    assert spec.layer_types == (0, 0, 0, 0, 0, 1, 0, 1)
+    assert [(one.head_dim, one.window, one.keys_as_values) for one in spec.layers] == [
+        (256, 512, False),
+        (512, None, True),
+    ]
+    # without keys as values the other number of key-value heads has no effect
+    other = read(model_type="gemma4", text_config={**text, "attention_k_eq_v": False})
+    assert other.layers[1].num_kv_heads == other.layers[0].num_kv_heads
 
 
 def test_mimo_has_further_tokens() -> None:

@@ -50,6 +50,12 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "deepseek-v3": 671_026_404_352,
     "deepseek-v3.2": 671_026_404_352 + 61 * (1536 * 64 * 128 + 7168 * 192 + 2 * 128),
     "gemma-3-27b": 27_009_346_304,
+    # as transformers 5.24 counts; published: 30.7 and 25.2 billion, and 2.3 of E2B without the
+    # embeddings of its layers
+    "gemma-4-31b": 30_697_345_280,
+    "gemma-4-26b-a4b": 25_233_141_760,
+    "gemma-4-e4b": 7_463_013_376,
+    "gemma-4-e2b": 4_628_569_344,
     "glm-4.5-air": 106_852_245_504,
     # published: 744 billion; that of GLM-5.2, whose 57 other layers have no indexer, is exact
     "glm-5": 743_377_000_704 + 57 * (2048 * 32 * 128 + 6144 * 160 + 2 * 128),
@@ -472,7 +478,8 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
 
 NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
     "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b",
-    "gemma-3-27b", "glm-4.5-air", "glm-5",
+    "gemma-3-27b", "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b",
+    "glm-4.5-air", "glm-5",
     "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
     "qwen3-next-80b",
 }  # fmt: skip
