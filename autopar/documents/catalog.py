@@ -409,6 +409,7 @@ _OTHER_NAMES = {
     "deepseekr1distillqwen32b": "qwen2.5-32b",
     "deepseekv32exp": "deepseek-v3.2",
     "granite40hsmall": "granite-4-small",
+    "kimilinear48ba3b": "kimi-linear-48b",
     "llama4scout17b16e": "llama4-scout",
     "llama4maverick17b128e": "llama4-maverick",
     "mistralnemo2407": "mistral-nemo",

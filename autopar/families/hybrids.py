@@ -18,10 +18,9 @@ from autopar.families.base import Config, Switch, Whole, WholeOrZero, in_order
 from autopar.families.decoders import Decoder
 from autopar.families.mixtures import DeepseekV3, is_sparse
 from autopar.records import Entry, replace, shorten
-from autopar.run.architecture import DeltaNet, Indexer, LightningAttention, Mamba
+from autopar.run.architecture import DeltaNet, Indexer, KimiDelta, LightningAttention, Mamba
 from autopar.run.model import (
     ConvolutionSpec,
-    KimiDeltaSpec,
     LayerSpec,
     ModelSpec,
 )
@@ -53,24 +52,30 @@ class Hybrid(Decoder):
 
     def kinds(self, path: Path) -> Sequence[str]:
         """Return the kind of every layer in the file; raises DocumentError for another length."""
-        kinds, number = self.layer_types, self.num_hidden_layers
-        if not isinstance(kinds, list) or len(kinds) != number:
-            raise DocumentError(
-                path, f"expected a list of {number} kinds of layers", key="layer_types"
-            )
-        return kinds
+        return _kinds(path, self)
 
     def is_attention(self, path: Path, place: int) -> bool:
         """Return True for attention, False for a recurrence; raises DocumentError for others."""
-        kind = self.kinds(path)[place]
-        if kind not in (*_ATTENTION, *_RECURRENT):
-            raise DocumentError(
-                path,
-                f"layer {place} is {shorten(kind)}, expected attention or a recurrence",
-                key="layer_types",
-                remedy="Describe the model in a model.json",
-            )
-        return kind in _ATTENTION
+        return _attends(path, self, place)
+
+
+def _kinds(path: Path, config: Decoder) -> Sequence[str]:
+    kinds, number = config.layer_types, config.num_hidden_layers
+    if not isinstance(kinds, list) or len(kinds) != number:
+        raise DocumentError(path, f"expected a list of {number} kinds of layers", key="layer_types")
+    return kinds
+
+
+def _attends(path: Path, config: Decoder, place: int) -> bool:
+    kind = _kinds(path, config)[place]
+    if kind not in (*_ATTENTION, *_RECURRENT):
+        raise DocumentError(
+            path,
+            f"layer {place} is {shorten(kind)}, expected attention or a recurrence",
+            key="layer_types",
+            remedy="Describe the model in a model.json",
+        )
+    return kind in _ATTENTION
 
 
 def _without_attention(layer: LayerSpec, *mixers: Any) -> LayerSpec:
@@ -522,9 +527,13 @@ class _KimiLinear(DeepseekV3):
         "n_group": "num_expert_group",
     }
 
-    linear_attn_config: Annotated[
-        _LinearAttention, Meta(extra={"expected": "an object with kda_layers"})
-    ]
+    linear_attn_config: (
+        Annotated[_LinearAttention, Meta(extra={"expected": "an object with kda_layers"})] | None
+    ) = None
+    layer_types: Any = None
+    linear_head_dim: Whole = 128
+    linear_num_heads: Whole = 32
+    linear_conv_kernel_dim: Whole = 4
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         types, order = in_order([self.mixed(path, at) for at in range(self.num_hidden_layers)])
@@ -532,15 +541,22 @@ class _KimiLinear(DeepseekV3):
 
     def mixed(self, path: Path, place: int) -> LayerSpec:
         own, layer = self.linear_attn_config, self.layer(path, place)
-        listed = own.kda_layers
-        if not isinstance(listed, list):
-            raise DocumentError(path, "expected a list of layers", key="linear_attn_config")
-        if place + 1 not in listed:
-            return layer
-        mixer = KimiDeltaSpec(
-            heads=own.num_heads, width=own.head_dim, kernel=own.short_conv_kernel_size
-        )
-        return _without_attention(layer, mixer)
+        if layer.num_experts is not None:
+            # the router reads a copy of the hidden states in fp32 (transformers 5.24)
+            layer = replace(layer, elementwise=2)
+        if own is None:
+            # files of transformers 5
+            if _attends(path, self, place):
+                return layer
+            sizes = (self.linear_num_heads, self.linear_head_dim, self.linear_conv_kernel_dim)
+        else:
+            if not isinstance(own.kda_layers, list):
+                raise DocumentError(path, "expected a list of layers", key="linear_attn_config")
+            if place + 1 not in own.kda_layers:
+                return layer
+            sizes = (own.num_heads, own.head_dim, own.short_conv_kernel_size)
+        heads, width, kernel = sizes
+        return _without_attention(layer, KimiDelta(heads=heads, width=width, kernel=kernel))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from autopar.records import Record, replace
 from autopar.run.architecture import (
     Attention,
     DeltaNet,
+    KimiDelta,
     LightningAttention,
     Mamba,
     ShortConvolution,
     input_matrices,
+    rank_matrices,
 )
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
@@ -86,6 +88,8 @@ def mixer_weights(at: RankLayer) -> Iterator[Weight]:
             yield from _convolution_weights(at, mixer)
         elif isinstance(mixer, LightningAttention):
             yield from _lightning_weights(at, mixer)
+        elif isinstance(mixer, KimiDelta):
+            yield from _kimi_weights(at, mixer)
         else:
             yield from _attention_weights(at, mixer)
             if at.layer.cross_tokens:
@@ -146,6 +150,21 @@ def _lightning_weights(at: RankLayer, mixer: LightningAttention) -> Iterator[Wei
     for name, width in zip(("mixer in", "mixer gate"), input_matrices(mixer), strict=True):
         yield from _linear(name, width, hidden)
     yield from _vectors("mixer gated norm", mixer.inner)
+    yield from _linear("mixer out", hidden, mixer.inner)
+
+
+def _kimi_weights(at: RankLayer, mixer: KimiDelta) -> Iterator[Weight]:
+    """Yield the weights of Kimi delta attention (transformers 5.24, models/kimi_linear)."""
+    hidden = at.layer.hidden
+    yield from _vectors("mixer norm", hidden, at.layer.norm_vectors)
+    for width in input_matrices(mixer):
+        yield from _linear("mixer in", width, hidden)
+    for rows, columns in rank_matrices(mixer):
+        yield from _linear("mixer rank", rows, columns)
+    yield Weight(name="mixer convolution", shape=(3 * mixer.inner, 1, mixer.kernel))
+    yield from _vectors("mixer decay", mixer.inner)
+    yield from _vectors("mixer A", mixer.heads)
+    yield from _vectors("mixer gated norm", mixer.width)
     yield from _linear("mixer out", hidden, mixer.inner)
 
 

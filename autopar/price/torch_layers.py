@@ -15,7 +15,13 @@ from autopar.price.activations import (
     input_bytes,
     routed_tokens,
 )
-from autopar.run.architecture import WIDEST_FLASH, LightningAttention, ShortConvolution
+from autopar.run.architecture import (
+    WIDEST_FLASH,
+    KimiDelta,
+    LightningAttention,
+    ShortConvolution,
+    input_matrices,
+)
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
 from autopar.training.adapters import Adapters, Target, needs_input
@@ -120,6 +126,10 @@ def parts_without_recompute(at: RankLayer) -> Parts:
     elif isinstance(mixer, LightningAttention):
         yield "norm output", _norm_outputs(at, "mixer_in", "mixer_in")
         yield from _lightning(at, mixer)
+    elif isinstance(mixer, KimiDelta):
+        targets: list[Target] = ["mixer_in"] * len(input_matrices(mixer))
+        yield "norm output", _norm_outputs(at, *targets)
+        yield from _kimi_delta(at, mixer)
     else:
         yield "norm output", _norm_outputs(at, "query", "key", "value")
         yield from _attention(at)
@@ -158,7 +168,9 @@ def _attention(at: RankLayer) -> Parts:
     latent = attention.latent
     if latent is not None:
         narrow = (latent.query_rank or 0) + latent.kv_rank
-        yield "latents", tokens * (narrow + latent.rotary_width) * element
+        # without rotary positions, no operator saves the down projection itself
+        kept = narrow + latent.rotary_width if attention.rotary else 0
+        yield "latents", tokens * kept * element
         yield "latent norms", _norm(at.run, tokens, narrow, given=True) + tokens * narrow * element
         yield "query and key", 2 * tokens * heads * attention.width * element
     else:
@@ -175,8 +187,22 @@ def _attention(at: RankLayer) -> Parts:
         yield "query", tokens * heads * attention.width * element
         yield "key", tokens * kept * attention.width * element
     values = heads if latent is not None or repeated else own_keys
-    yield "value", tokens * values * attention.value_width * element
+    yield "value", tokens * values * _value_width(at) * element
     yield from _core(at)
+
+
+def _value_width(at: RankLayer, *, result: bool = False) -> int:
+    """Return the width of the values of one head that attention saves; result : of its result.
+
+    For latent attention, transformers pads values to the width of keys where FlashAttention runs.
+    Elsewhere values are a view of one tensor with the keys (5.24, integrations/flash_attention.py).
+    """
+    attention, kernels = attention_of(at), at.run.kernels
+    if attention.latent is None or kernels.module != "transformers":
+        return attention.value_width
+    if not kernels.repeated_heads:
+        return attention.width
+    return attention.value_width + (0 if result else attention.latent.key_width)
 
 
 def _cross_attention(at: RankLayer) -> Parts:
@@ -229,6 +255,27 @@ def _lightning(at: RankLayer, mixer: LightningAttention) -> Parts:
     yield "mixer output", (3 if product else 2) * inner
 
 
+def _kimi_delta(at: RankLayer, mixer: KimiDelta) -> Parts:
+    """Yield (part, bytes) that Kimi delta attention saves.
+
+    Operators of transformers make decay, norm and gate in fp32 (5.24, models/kimi_linear). The
+    kernels save the convolution's input; normed queries and keys, values, the decay, its sum over
+    each chunk, and two matrices per chunk (fla-org/flash-linear-attention, ops/kda/chunk.py).
+    """
+    element, rows = at.element_bytes, at.tokens * mixer.heads
+    inner = at.tokens * mixer.inner
+    yield "mixer projection", 3 * inner * element
+    yield "ranks", 2 * at.tokens * mixer.width * element
+    # softplus: an exponential, its sum with 1, a condition and the result; then the decay twice
+    yield "decay", 21 * inner
+    yield "queries, keys and values", 3 * inner * element + 8 * rows
+    yield "chunk matrices", 2 * rows * mixer.chunk * element
+    yield "steps", rows * element
+    # the norm's input, its normed and weighted results, and the gate
+    yield "mixer norm", 16 * inner + 4 * rows
+    yield "mixer output", inner * element
+
+
 def _core(at: RankLayer) -> Parts:
     """Yield (part, bytes) that a fused attention kernel saves: its output, and 4 bytes per row.
 
@@ -240,7 +287,7 @@ def _core(at: RankLayer) -> Parts:
     window = attention.window or run.seq_length
     if run.model.widest_head > WIDEST_FLASH and window < run.seq_length:
         yield "mask", run.strategy.micro_batch * run.seq_length**2 * at.element_bytes
-    yield "attention output", at.tokens * heads * attention.value_width * at.element_bytes
+    yield "attention output", at.tokens * heads * _value_width(at, result=True) * at.element_bytes
     yield "softmax statistics", 4 * at.tokens * heads
 
 
@@ -262,8 +309,9 @@ def _mixture(at: RankLayer) -> Parts:
     routed = routed_tokens(at)
     # scores in fp32, and their softmax or sigmoid
     yield "router", 8 * at.tokens * experts.number
-    # in the order of experts, and after the dispatch
-    copies = 2 if needs_input(at.run.runtime.adapters, "expert_fc1") else 1
+    # in the order of experts, and in torchtitan after the dispatch
+    copies = 1 if needs_input(at.run.runtime.adapters, "expert_fc1") else 0
+    copies += 1 if at.run.kernels.module == "torchtitan" else 0
     yield "expert input", copies * routed * hidden * element
     yield from _mlp("expert", at, routed, experts.width // at.split.etp)
     yield "expert output", routed * hidden * element
@@ -400,9 +448,9 @@ def recompute_bytes(at: RankLayer) -> int:
 def backward_gradients_bytes(at: RankLayer) -> int:
     """Return the peak bytes of a layer's backward in addition to its saved activations.
 
-    The peak is in its MLP. Live are the gradients of the gated product, of the activation and of
-    the other GEMM's output, and the weight gradient of the last matrix, whose input is already
-    freed. The output of a recomputed layer is also live.
+    The peak is in its MLP, or in a recurrence. In an MLP, live are the gradients of the gated
+    product, of the activation and of the other GEMM's output, and the weight gradient of the last
+    matrix, whose input is already freed. The output of a recomputed layer is also live.
     """
     layer, split, mixture = at.layer, at.split, at.layer.experts
     if mixture is not None:
@@ -417,7 +465,21 @@ def backward_gradients_bytes(at: RankLayer) -> int:
         matrix = 0  # frozen: it has no gradient
     # of three activation gradients (two without a gate), one replaces the saved product
     sums = residual * at.tokens * layer.hidden * stream_element_bytes(at.run)
-    return (layer.gates * inner + matrix * layer.hidden) * at.element_bytes + sums
+    of_mlp = layer.gates * inner + matrix * layer.hidden
+    return max(of_mlp, _mixer_gradients(at)) * at.element_bytes + sums
+
+
+def _mixer_gradients(at: RankLayer) -> int:
+    """Return the elements that the backward of a recurrence holds at once; 0 for other layers.
+
+    Of Kimi delta attention: the states of all chunks and three tensors like the values, made again,
+    and twice as many gradients.
+    """
+    mixer = at.layer.recurrent
+    if not isinstance(mixer, KimiDelta):
+        return 0
+    states = -(-at.tokens // mixer.chunk) * mixer.inner * mixer.width
+    return 3 * (states + 3 * at.tokens * mixer.inner)
 
 
 def final_bytes(run: Run) -> int:

@@ -283,6 +283,39 @@ class LightningAttention(Record, checked=True, tag_field="kind", tag="lightning"
         return hidden * (self.projected + self.inner) + self.inner
 
 
+class KimiDelta(Record, checked=True, tag_field="kind", tag="kimi_delta"):
+    """Kimi delta attention (arXiv 2510.26692): a gated delta rule with a decay per channel."""
+
+    heads: Positive
+    width: Positive
+    """Width of the keys and of the values of one head; rank of the decay and of the gate."""
+    kernel: Positive = 4
+    """Tokens that the causal convolution of queries, keys and values reads."""
+
+    @property
+    def chunk(self) -> int:
+        """Tokens per chunk of the kernel (flash-linear-attention)."""
+        return 64
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads, of the queries, and of the keys."""
+        return self.heads * self.width
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input projections: queries, keys, values, two ranks, one step a head.
+
+        The ranks are those of decay and gate.
+        """
+        return 3 * self.inner + 2 * self.width + self.heads
+
+    def parameter_count(self, hidden: int) -> int:
+        """Return the parameters: projections, convolution, decay and step of heads, norm."""
+        matrices = hidden * (self.projected + self.inner) + 2 * self.width * self.inner
+        return matrices + 3 * self.kernel * self.inner + self.inner + self.heads + self.width
+
+
 class Mlp(Record, tag_field="kind", tag="mlp"):
     """A dense MLP of two matrices, or of three if it is gated."""
 
@@ -314,7 +347,7 @@ class Experts(Record, tag_field="kind", tag="experts"):
     groups_per_token: Positive = 1
 
 
-Recurrent = Mamba | DeltaNet | ShortConvolution | LightningAttention
+Recurrent = Mamba | DeltaNet | ShortConvolution | LightningAttention | KimiDelta
 """Mixers with a recurrence or a convolution over tokens instead of scores of pairs."""
 Mixer = Attention | Recurrent
 
@@ -324,12 +357,21 @@ def input_matrices(mixer: Recurrent) -> tuple[int, ...]:
     if isinstance(mixer, LightningAttention):
         # transformers 5.24, models/minimax: queries, keys and values together, and the gate
         return mixer.projected - mixer.inner, mixer.inner
+    if isinstance(mixer, KimiDelta):
+        # queries, keys, values, steps of heads, and the ranks of decay and gate
+        return (*(mixer.inner,) * 3, mixer.heads, *(mixer.width,) * 2)
     return (mixer.projected,)
+
+
+def rank_matrices(mixer: Recurrent) -> tuple[tuple[int, int], ...]:
+    """Return the (output, input) widths of the matrices after a low rank."""
+    return ((mixer.inner, mixer.width),) * 2 if isinstance(mixer, KimiDelta) else ()
 
 
 TORCH_MIXERS: Mapping[type[Recurrent], str] = {
     ShortConvolution: "short convolutions",
     LightningAttention: "lightning attention",
+    KimiDelta: "Kimi delta attention",
 }
 """Mixers of Hugging Face transformers that Megatron-LM does not have -> name in messages."""
 

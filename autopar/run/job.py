@@ -21,6 +21,7 @@ from autopar.run.architecture import (
     Mlp,
     Recurrent,
     input_matrices,
+    rank_matrices,
 )
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import layers_of_spec
@@ -354,6 +355,7 @@ def parameters(block: Block) -> tuple[float, float]:
     if block.recurrent is not None:
         mixer = block.recurrent
         dense += h * (mixer.projected + mixer.inner)
+        dense += sum(rows * columns for rows, columns in rank_matrices(mixer))
     if isinstance(block.mlp, Mlp):
         dense += (3 if block.mlp.gated else 2) * h * block.mlp.width
     elif block.mlp is not None:

@@ -16,7 +16,13 @@ from msgspec import Meta, field
 
 from autopar.errors import InputError
 from autopar.records import Record, Seconds, number, whole_number
-from autopar.run.architecture import DeltaNet, Indexer, LightningAttention, Mamba
+from autopar.run.architecture import (
+    DeltaNet,
+    Indexer,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+)
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -66,26 +72,7 @@ class ConvolutionSpec(Record, checked=True, tag_field="kind", tag="convolution")
         return 4 * hidden * hidden + self.kernel * hidden + (5 * hidden if self.biases else 0)
 
 
-class KimiDeltaSpec(Record, checked=True, tag_field="kind", tag="kimi_delta"):
-    """Kimi delta attention (arXiv 2510.26692): a gated delta rule with a decay per channel."""
-
-    heads: _Size
-    width: _Size
-    """Width of the keys and of the values of one head; rank of the decay and of the gate."""
-    kernel: _Size = 4
-    """Tokens that the causal convolution of queries, keys and values reads."""
-
-    def parameter_count(self, hidden: int) -> int:
-        """Return the parameters: projections, convolution, decay and step of heads, norm.
-
-        Decay and output gate are projected to the width of a head, and then to all heads.
-        """
-        inner = self.heads * self.width
-        matrices = hidden * (4 * inner + 2 * self.width + self.heads) + 2 * self.width * inner
-        return matrices + 3 * self.kernel * inner + inner + self.heads + self.width
-
-
-MixerSpec = Mamba | DeltaNet | ConvolutionSpec | LightningAttention | KimiDeltaSpec
+MixerSpec = Mamba | DeltaNet | ConvolutionSpec | LightningAttention | KimiDelta
 _MIXER = '[{"kind": "mamba", "heads": ..., "width": ..., "state": ..., "groups": ...}]'
 _Mixers = Annotated[tuple[MixerSpec, ...], Meta(extra={"expected": f"a list of mixers, {_MIXER}"})]
 _INDEXER = '{"heads": ..., "width": ..., "topk": ...}'

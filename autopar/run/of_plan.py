@@ -28,7 +28,6 @@ from autopar.run.architecture import (
 )
 from autopar.run.model import (
     ConvolutionSpec,
-    KimiDeltaSpec,
     LayerSpec,
     MixerSpec,
     ModelSpec,
@@ -190,12 +189,6 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
 def _mixer_of_spec(layer: LayerSpec, mixer: MixerSpec) -> Mixer:
     if isinstance(mixer, ConvolutionSpec):
         return ShortConvolution(width=layer.hidden_size, kernel=mixer.kernel, biases=mixer.biases)
-    if isinstance(mixer, KimiDeltaSpec):
-        raise InputError(
-            "Kimi delta attention is counted, but not priced: Megatron-LM has no such mixer, and "
-            "its latent attention is not counted for transformers",
-            remedy="Use a model with other mixers",
-        )
     return mixer
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from autopar.pipeline.schedules import Schedule
 from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
-from autopar.run.architecture import WIDEST_FLASH, Model
+from autopar.run.architecture import WIDEST_FLASH, KimiDelta, Model
 from autopar.run.rules import (
     NO_HYBRID,
     NO_WIDE_NORMS,
@@ -247,6 +247,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,
         "latent": latent,
+        "positions": model.positions,
         "window": _has_window(model),
         "ffn_hidden_size": model.dense_width,
         "layers": model.num_layers,
@@ -280,6 +281,7 @@ def layer_values(model: Model) -> dict[str, Any]:
         "other_norms": model.has_other_norms,
         "extra_embedding": model.extra_embedding,
         "patches": model.has_patches,
+        "kimi_delta": any(isinstance(one.recurrent, KimiDelta) for one in model.kinds),
     }
 
 
@@ -476,8 +478,11 @@ PLAIN_RULES = (
          "adapters of models of images and videos are not priced", level="unpriced"),
     Rule("patches.fine-tuning", ("patches", "fine_tunes"), lambda patches, tunes: patches * tunes,
          "TRL fine-tunes language models alone", "Remove --sft"),
-    Rule("transformers.latent", ("latent",), lambda latent: latent,
-         "activations of transformers with latent attention are not counted"),
+    Rule("transformers.latent", ("latent", "positions"), lambda latent, positions:
+         latent * (positions != "none"),
+         "activations of transformers with latent attention and positions are not counted"),
+    Rule("kimi-delta.adapters", ("kimi_delta", "lora_rank"), lambda kimi, rank: kimi * (rank > 0),
+         "adapters of Kimi delta attention are not counted", "Remove --lora", level="unpriced"),
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:
          (experts > 0) * (etp != tp),
          "etp({etp}) must be tp({tp}): no separate expert tensor degree"),

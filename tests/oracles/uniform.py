@@ -29,6 +29,7 @@ from autopar.run.architecture import (
     DeltaNet,
     Experts,
     Indexer,
+    KimiDelta,
     LatentAttention,
     LightningAttention,
     Mamba,
@@ -503,16 +504,35 @@ def small_shared(draw: random.Random) -> Model:
     return replace(plain, layers=groups, repeat=repeat, capped_logits=draw.random() < 0.5)
 
 
+def small_kimi(draw: random.Random) -> Model:
+    """Return a model with Kimi delta attention, and latent attention without positions."""
+    plain = replace(small_wide(draw), mtp=0, mtp_block=(), dropout=0.0, positions="none")
+    whole = replace(plain.last, biases=False, norm="rms", elementwise=draw.choice([0, 2]))
+    old = whole.attention
+    assert old is not None
+    latent = LatentAttention(query_rank=None, kv_rank=128, key_width=64, rotary_width=32)
+    own = replace(
+        old, kv_heads=old.heads, width=96, value_width=64, latent=latent, window=None,
+        head_norms="head", qkv_biases=False, rotary_share=0.0,
+    )  # fmt: skip
+    whole = with_attention(whole, own)
+    mixer = KimiDelta(heads=draw.choice([4, 8, 16]), width=draw.choice([64, 128]))
+    delta = replace(whole, mixers=(mixer,))
+    dense = replace(delta, mlp=Mlp(width=1024, gated=True))
+    groups, repeat = grouped((dense, delta, whole, delta, whole)[draw.choice([0, 1]) :])
+    return replace(plain, layers=groups, repeat=repeat)
+
+
 def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(draw.sample(values, min(most, len(values)))))
 
 
 Kind = Literal[
-    "plain", "hybrid", "sparse", "reused", "wide", "convolution", "shared", "packed", "recipe",
-    "tuned", "synced",
+    "plain", "hybrid", "sparse", "reused", "wide", "convolution", "shared", "kimi", "packed",
+    "recipe", "tuned", "synced",
 ]  # fmt: skip
 """Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`wide`,
-`convolution`, `shared`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning
+`convolution`, `shared`, `kimi`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning
 (`tuned`), or of gradients that accelerate reduces after each micro-batch (`synced`)."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
@@ -537,6 +557,7 @@ _OF_TRANSFORMERS = {
     "wide": small_wide,
     "convolution": small_convolution,
     "shared": small_shared,
+    "kimi": small_kimi,
 }
 """Models of transformers alone, by kind."""
 

@@ -321,7 +321,7 @@ def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: in
     check(found, fresh(found))
 
 
-@pytest.mark.parametrize("kind", ["reused", "wide", "convolution", "shared"])
+@pytest.mark.parametrize("kind", ["reused", "wide", "convolution", "shared", "kimi"])
 @pytest.mark.parametrize("seed", [*range(8), *(
     pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100)
 )])  # fmt: skip

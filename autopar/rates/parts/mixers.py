@@ -11,11 +11,13 @@ from autopar.rates.parts.linear import Beside, linear_parts
 from autopar.rates.parts.operations import KernelTime, Machine, RankShape, element_part
 from autopar.run.architecture import (
     DeltaNet,
+    KimiDelta,
     LightningAttention,
     Mamba,
     Recurrent,
     ShortConvolution,
     input_matrices,
+    rank_matrices,
 )
 from autopar.run.job import Job
 
@@ -47,7 +49,12 @@ def mixer_parts(
     first: Beside = [("mixer_in", width / t) for width in input_matrices(mixer)]
     last: Beside = [("mixer_out", hidden)]
     outputs, inner = mixer.projected / t, mixer.inner / t
-    yield from linear_parts(machine, job, "mixer in", "mixer", n, outputs, hidden, first)
+    apart = input_matrices(mixer) if isinstance(mixer, KimiDelta) else ()
+    yield from linear_parts(
+        machine, job, "mixer in", "mixer", n, outputs, hidden, first, apart=apart
+    )
+    for rows, columns in rank_matrices(mixer):
+        yield from linear_parts(machine, job, "mixer rank", "mixer", n, rows, columns)
     yield from linear_parts(machine, job, "mixer out", "mixer", n, hidden, inner, last)
     if isinstance(mixer, Mamba):
         yield _scan(machine, job, mixer, split)
@@ -55,8 +62,39 @@ def mixer_parts(
         yield _convolution(machine, job, mixer, split)
     elif isinstance(mixer, LightningAttention):
         yield from _lightning(machine, job, mixer, split)
+    elif isinstance(mixer, KimiDelta):
+        yield from _kimi_parts(machine, job, mixer, split)
     else:
         yield from _delta_parts(machine, job, mixer, split)
+
+
+_DECAY_BYTES = (64.0, 104.0)
+"""Bytes per channel and token that the fp32 operators of a decay read and write, forward and
+backward: cast, sum, softplus of five operators, product (transformers 5.24, models/kimi_linear)."""
+_DECAY_KERNELS = (8, 13)
+
+
+def _kimi_parts(
+    machine: Machine, job: Job, mixer: KimiDelta, split: RankShape
+) -> Iterator[KernelTime]:
+    """Yield the kernels of Kimi delta attention between its projections.
+
+    The decay is made by operators of transformers; the rule takes the time of a gated delta net.
+    """
+    inner = split.tokens * mixer.inner
+    forward, backward = (
+        elements_s(machine.kernels, inner, moved, count=count)
+        for moved, count in zip(_DECAY_BYTES, _DECAY_KERNELS, strict=True)
+    )
+    yield KernelTime("decay", "mixer", "memory", forward, backward)
+    alike = DeltaNet(
+        key_heads=mixer.heads,
+        value_heads=mixer.heads,
+        key_width=mixer.width,
+        value_width=mixer.width,
+        kernel=mixer.kernel,
+    )
+    yield from _delta_parts(machine, job, alike, split)
 
 
 def _delta_parts(

@@ -36,6 +36,7 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
     "kimi-k2": 1026,
+    "kimi-linear-48b": 49.1,
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.83,
     "glm-4.5-air": 106.9,

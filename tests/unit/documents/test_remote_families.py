@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from autopar.command import lists
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError
 from autopar.families.config import family_names, parse_hugging_face
 from autopar.run.model import ModelSpec, model_parameter_count
-from autopar.run.of_plan import uniform_model
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -95,12 +94,14 @@ def test_linear_attention_has_the_parameters_of_transformers(
     assert model_parameter_count(read(**config)) == parameters
 
 
-def test_kimi_delta_attention_is_counted_and_not_priced() -> None:
+def test_kimi_delta_attention_is_in_listed_layers() -> None:
+    """In files of transformers 5 a list has the kinds of all layers."""
     spec = read(**KIMI)
     mixers = [bool(spec.layers[kind].mixers) for kind in spec.layer_types]
     assert [at for at, mixed in enumerate(mixers, 1) if not mixed] == [4, 8, 12, 16, 20, 24, 27]
-    with pytest.raises(InputError, match="Kimi delta attention is counted, but not priced"):
-        uniform_model(spec)
+    kinds = ["linear_attention" if mixed else "full_attention" for mixed in mixers]
+    own = {key: one for key, one in KIMI.items() if key != "linear_attn_config"}
+    assert read(**own, layer_types=kinds, linear_num_heads=32) == spec
 
 
 def test_gemma_4_has_full_attention_in_its_last_layer() -> None:

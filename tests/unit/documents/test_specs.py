@@ -63,6 +63,7 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "gpt-oss-120b": 116_829_156_672,
     "granite-4-small": 32_207_337_984,  # counted by hand; published: 32 billion
     "kimi-k2": 1_026_408_209_408,
+    "kimi-linear-48b": 49_122_675_072,  # published: 48 billion
     "llama4-maverick": 400_711_848_960,
     "llama4-scout": 107_769_861_120,
     "mixtral-8x22b": 140_620_634_112,
@@ -480,8 +481,8 @@ NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without po
     "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b",
     "gemma-3-27b", "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b",
     "glm-4.5-air", "glm-5",
-    "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
-    "qwen3-next-80b",
+    "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "kimi-linear-48b",
+    "llama4-maverick", "llama4-scout", "qwen3-next-80b",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from autopar.price.assessment import Target, assess
 from autopar.price.job import job_of_run
 from autopar.price.oom_risk import few_runs
 from autopar.price.parameters import stage_weights
-from autopar.price.torch_layers import parts_without_recompute
+from autopar.price.torch_layers import backward_gradients_bytes, parts_without_recompute
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.layer import layer_times
@@ -294,6 +294,57 @@ def test_other_engines_and_degrees_are_refused(
     found = violated_rule(engine_space(engine), context(model(LFM2)), Constraints(**degrees))
     assert found is not None
     assert found.id == rule
+
+
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_linear", "hidden_size": 1024, "intermediate_size": 2048,
+    "moe_intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts": 8, "num_experts_per_token": 2,
+    "num_shared_experts": 1, "vocab_size": 32000, "model_max_length": 8192,
+    "tie_word_embeddings": False,
+    "linear_attn_config": {"kda_layers": [1, 2, 3], "head_dim": 128, "num_heads": 8},
+}  # fmt: skip
+"""Four layers of Kimi Linear with fewer experts."""
+
+
+def test_kimi_linear_is_priced_for_transformers_alone(model: Callable[..., Path]) -> None:
+    """Weights are those of the file; intervals are the widest, adapters have no price."""
+    path = model(KIMI)
+    run = run_in("deepspeed", path)
+    weights = sum(one.elements for one in stage_weights(run, 0)[0])
+    assert weights == model_parameter_count(load_spec(str(path)))
+    assert few_runs(run.model) == "none with Kimi delta attention"
+    tuned = TrainingSettings(lora_rank=8)
+    for engine, job, rule in (
+        ("megatron", context(path), "torch-mixers.engine"),
+        ("accelerate", context(path, training=tuned), "kimi-delta.adapters"),
+    ):
+        found = violated_rule(engine_space(engine), job, Constraints())
+        assert found is not None
+        assert found.id == rule
+
+
+def test_latent_attention_with_positions_is_not_priced() -> None:
+    """Kimi Linear has none; operators of DeepSeek-V3 save more."""
+    spec = load_spec("deepseek-v2-lite")
+    job = EngineContext(
+        name="deepseek-v2-lite", model=uniform_model(spec), seq=TOKENS, global_batches=(64,),
+        world=8, gpu="h100-80gb", domain=8,
+    )  # fmt: skip
+    found = violated_rule(engine_space("deepspeed"), job, Constraints())
+    assert found is not None
+    assert found.id == "transformers.latent"
+
+
+def test_a_backward_contains_the_gradients_of_a_delta_rule(model: Callable[..., Path]) -> None:
+    """States of 64 chunks of 64 tokens and three tensors like the values, three times."""
+    run = run_in("deepspeed", model({**KIMI, "intermediate_size": 64, "first_k_dense_replace": 1}))
+    inner = 8 * 128
+    states = TOKENS // 64 * inner * 128
+    residual = TOKENS * 1024 * 2
+    expected = 3 * (states + 3 * TOKENS * inner) * 2 + residual
+    assert backward_gradients_bytes(run.rank_layers[0]) == expected
 
 
 def test_intervals_span_all_classes_of_published_runs(model: Callable[..., Path]) -> None:
