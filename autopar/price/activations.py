@@ -406,7 +406,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
 def _sparse_parts(
     at: RankLayer, attention: Attention, indexer: Indexer, latent: LatentAttention
 ) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) that sparse attention saves with cuDNN's kernels and one context rank.
+    """Yield (part, bytes) that sparse attention saves with cuDNN's kernels.
 
     Queries are multiplied by the weights that expand keys, so that all heads attend to the
     compressed keys; the output is expanded to values after attention. The loss of the indexer is
@@ -431,6 +431,10 @@ def _sparse_parts(
     yield "attention output", _linear_input(at, output)
     if "core_attn" in recomputed:
         return
+    cp = at.split.cp
+    if cp > 1:
+        # in the order of the sequence
+        yield "gathered keys", cp * tokens * narrow * element
     # the part of the weights that expands values, copied
     yield "value weights", heads * attention.value_width * latent.kv_rank * element
     # views of the output of whole tiles
@@ -442,8 +446,8 @@ def _sparse_parts(
     if own < tokens:
         yield "indexer input", tokens * (at.layer.hidden + query_rank) * element
     yield "rotary factors", _rotary_factors(at, attention)
-    yield "indexer keys", tokens * (indexer.width * element + 8)
-    inner = indexer.heads * (indexer.width + 1) + indexer.width
+    yield "indexer keys", tokens * (cp * indexer.width * element + 8)
+    inner = indexer.heads * (indexer.width + 1) + cp * indexer.width
     yield "indexer gradients", tokens * inner * element
 
 
@@ -478,11 +482,16 @@ def sparse_bytes(at: RankLayer, attention: Attention) -> tuple[int, int]:
         scores = 4 * tokens * at.run.seq_length
         forward = min(scores, _MOST_SCORES) + min(2 * scores, _MOST_SCRATCH)
         forward += 3 * tokens * indexer.heads * indexer.width * element
-    heads = attention.heads // at.split.tp
+    heads, cp = attention.heads // at.split.tp, at.split.cp
     narrow = latent.kv_rank + latent.rotary_width
+    if cp > 1:
+        # keys as gathered and in order, and in the backward their gradients
+        forward += cp * tokens * narrow * element
+    gathered = 2 * cp * tokens * narrow * element if cp > 1 else 0
     copied = 2 * (narrow + 2 * latent.kv_rank) + narrow
     widths = heads * latent.kv_rank + _tile_heads(heads) * copied
-    return forward, tokens * (widths * element + 8 * min(indexer.topk, at.run.seq_length))
+    chosen = 8 * min(indexer.topk, at.run.seq_length)
+    return forward, tokens * (widths * element + chosen) + gathered
 
 
 def copied_qkv_bytes(at: RankLayer) -> int:

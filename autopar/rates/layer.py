@@ -45,7 +45,7 @@ from autopar.rates.parts.operations import (
     transfer_s,
 )
 from autopar.rates.parts.optimizer import weights_cast_s
-from autopar.rates.parts.sparse import indexer_sends, sparse_parts
+from autopar.rates.parts.sparse import gathered_keys, indexer_sends, sparse_parts
 from autopar.records import replace
 from autopar.run.architecture import (
     Attention,
@@ -455,6 +455,8 @@ def context_parallel_comm(
     """
     if job.cp == 1:
         return CommunicationTime()
+    if attention.indexer is not None and attention.latent is not None:
+        return gathered_keys(machine, job, attention.indexer, attention.latent)
     if job.heads_exchanged and job.rings == 1:
         return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads

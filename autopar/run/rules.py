@@ -406,8 +406,10 @@ MIXERS = (
          "{reused_starts} chunks of stages begin with a layer that reuses the keys of an earlier "
          "layer", "Begin each with a layer that chooses keys",
          "megatron/core/models/gpt/experimental_attention_variant_module_specs.py (d98e8a64)"),
-    Rule("sparse.context", ("sparse_heads", "cp"), lambda heads, cp: (heads > 0) * (cp > 1),
-         "sparse attention with cp({cp}) is not priced", source=_SPARSE, level="unpriced"),
+    Rule("sparse.context", ("sparse_heads", "cp", "cp_kind"), lambda heads, cp, kind:
+         (heads > 0) * (cp > 1) * (kind != "all-gather"),
+         "context ranks of sparse attention gather all keys, so {cp_kind} is impossible",
+         "Use --cp-comm-type all_gather", _DELTA),
     *(Rule(f"torch-mixers.{name}", ("torch_mixers", degree),
            lambda mixers, degree: (mixers != "") * (degree > 1),
            f"{name} ranks with {{torch_mixers}} are not priced, got {degree}({{{degree}}})",

@@ -233,6 +233,7 @@ def legal(run: Run) -> Run:
             "dp": strategy.dp,
             "rings": split.rings,
             "heads_exchanged": split.exchanges_heads,
+            "cp_kind": split.cp_kind,
             "chunk_counts": len(set(map(len, strategy.stages))),
             "precision": precision.kind,
             "fp8": precision.fp8,

@@ -246,7 +246,8 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "query_groups": model.attention.kv_heads,
         # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,
-        "latent": latent,
+        # sparse attention has compressed keys alone, in any sharding
+        "latent": latent and model.first_sparse is None,
         "positions": model.positions,
         "window": _has_window(model),
         "ffn_hidden_size": model.dense_width,

@@ -120,6 +120,7 @@ def every_choice(prices: UniformCostModel, fixed: Constraints) -> Iterator[Candi
     """Yield all combinations of the values that the user has not fixed, legal or not."""
     engine, job = prices.engine, prices.job
     model, world = job.model, job.world
+    usual = ("all-gather",) if model.first_sparse else ("ring", "a2a")
 
     def left(values: object, name: str) -> list[object]:
         wanted = getattr(fixed, name)
@@ -136,9 +137,7 @@ def every_choice(prices: UniformCostModel, fixed: Constraints) -> Iterator[Candi
         ["ring", "a2a", "all-gather"] if engine.name == "megatron" else ["ring"],
     )
     for tp, cp, pp, ep, size, batch, kind in degrees:
-        if (cp == 1 and kind != "ring") or (
-            cp > 1 and kind not in (fixed.cp_kind or ("ring", "a2a"))
-        ):
+        if (cp == 1 and kind != "ring") or (cp > 1 and kind not in (fixed.cp_kind or usual)):
             continue
         if world % (tp * cp * pp) or model.attention.heads % tp or pp > model.num_layers:
             continue

@@ -146,3 +146,21 @@ def indexer_sends(
         chosen = 4.0 * job.tokens * min(indexer.topk, job.seq)
         back += transfer_s(machine, "allreduce", chosen, job.tp, 1)
     return CommunicationTime(keys, back, 5)
+
+
+def gathered_keys(
+    machine: Machine, job: Job, indexer: Indexer, latent: LatentAttention
+) -> CommunicationTime:
+    """Return the time in which context ranks gather the keys of a sequence.
+
+    Each rank keeps all compressed keys, and those of the indexer, for its own queries; their
+    gradients are reduced and scattered. Nothing overlaps (Megatron-Core d98e8a64, dsa.py).
+    """
+    element = job.cp * job.tokens * job.element_bytes
+    keys, own = latent.kv_rank + latent.rotary_width, 0 if indexer.reused else indexer.width
+    back = [keys] if indexer.reused or not indexer.trained else [keys, own]
+    forward, backward = (
+        sum(transfer_s(machine, kind, element * width, job.cp, job.tp) for width in widths if width)
+        for kind, widths in (("allgather", (keys, own)), ("reducescatter", back))
+    )
+    return CommunicationTime(forward, backward, 2 + len(back))

@@ -235,7 +235,7 @@ def _indexer(words: LaunchArguments, pattern: LayerPattern | None) -> Indexer:
         raise words.unpriced(
             "attention-backend", "unfused is not priced with sparse attention", "Use fused"
         )
-    for flag in ("fp8-format", "fp4-format", "context-parallel-size"):
+    for flag in ("fp8-format", "fp4-format"):
         if words.has(flag) and words.text(flag) != "1":
             raise words.unpriced(flag, "is not priced with sparse attention", "Remove it")
     loss = words.real("dsa-indexer-loss-coeff", 0.0)

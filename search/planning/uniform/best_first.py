@@ -494,6 +494,15 @@ class _Search:
         if not within:
             self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
 
+    def open_other_sets(self, choice: Candidate, unit: DegreeTimes) -> None:
+        """Push offload sets that do not contain that of a candidate without room on the host."""
+        known = self.hosted.setdefault(replace(choice, offload=NONE), {})
+        own, allowed = {*choice.offload.split("+")}, self.openings.sets
+        for word, may in zip(self.prices.hosted.words, allowed, strict=True):
+            if may and word not in known and not own <= {*word.split("+")}:
+                known[word] = False
+                self.price(replace(choice, offload=word), unit)
+
     def bound(self, level: int, choice: Candidate) -> tuple[bool, float]:
         """Return (known, lower bound in s) from earlier searches with at least this budget.
 
@@ -700,7 +709,8 @@ class _Search:
         solution = self.solution(choice, run, stages)
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
-            # sets that were not pushed contain this one and need more host memory
+            # sets that contain this one need more host memory; others may need less
+            self.open_other_sets(choice, entry.unit)
             if self.too_much is None or host < self.too_much[0]:
                 self.too_much = host, solution
             return

@@ -38,7 +38,7 @@ from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
 from search.engines.candidate import NONE, Candidate, Constraints, Precision
 from search.engines.space import EngineContext, EngineSpace, with_words
-from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
+from search.planning.uniform.space import MICRO_BATCHES, context_kinds
 
 _Values = Mapping[str, Any]
 """Values by field name, for some fields of `Candidate` and for `dp`."""
@@ -442,7 +442,8 @@ class _Trial:
             return (_LEAST[name],)
         if name == "cp_kind":
             # other kinds are tried only if the user passes them
-            return [one for one in CONTEXT_KINDS if one in engine.context] or CONTEXT_KINDS[:1]
+            kinds = context_kinds(job.model)
+            return [one for one in kinds if one in engine.context] or kinds[:1]
         return field_values(engine, job, name)
 
 

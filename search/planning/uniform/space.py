@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
-from autopar.run.architecture import Experts
+from autopar.run.architecture import Experts, Model
 from autopar.run.job import Block, Job as StepJob, mtp_blocks, parameters
 from autopar.run.rules import (
     ANY,
@@ -41,6 +41,13 @@ from search.planning.uniform.memory import frozen_states_of_run, states_of_run
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batch sizes searched by default, sequences."""
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
+
+
+def context_kinds(model: Model) -> tuple[ContextKind, ...]:
+    """Return the types of context parallelism that are tried unless the user names others."""
+    return CONTEXT_KINDS if model.first_sparse is None else ("all-gather",)
+
+
 """Context-parallel communication types searched by default.
 
 All-gather of keys is seldom faster than ring and all-to-all, and would add 50 % more degrees."""
@@ -76,7 +83,7 @@ class UniformSearchSpace:
         self.prices = prices
         self.worlds = tuple(worlds) or (prices.job.world,)
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
-        self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
+        self.context_kinds: tuple[ContextKind, ...] = context_kinds(prices.job.model)
         """Values of both fields: defaults, and all values that constraints requested so far."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
@@ -123,7 +130,11 @@ class UniformSearchSpace:
                 if kind in self.context_kinds
                 # all-to-all needs heads that divide over cp; rings do not support every attention
                 and (
-                    (kind == "ring" and (job.model.attention.window is None or alone))
+                    (
+                        kind == "ring"
+                        and job.model.first_sparse is None
+                        and (job.model.attention.window is None or alone)
+                    )
                     or runs(engine, job, Candidate(tp=tp, cp=cp, cp_kind=kind))
                 )
             )
@@ -256,7 +267,7 @@ class UniformSearchSpace:
         """Return masks of the expert and of the attention shardings that constraints allow."""
         self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
-        kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
+        kinds = fixed.cp_kind or context_kinds(self.prices.job.model)
         ways = np.array([self._left(way, fixed) for way in self.expert_degrees], dtype=bool)
         laid = np.array(
             [

@@ -218,7 +218,7 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
         kinds.append(f"GEMMs in {', '.join(others)} (--precision any)")
     if fixed.micro_batch is None:
         kinds.append("micro-batch sizes other than powers of two (--micro-batch-size)")
-    if fixed.cp_kind is None:
+    if fixed.cp_kind is None and found.question.job.model.first_sparse is None:
         context = [name for name in engine.context if name not in CONTEXT_KINDS]
         kinds += [f"context parallelism by {name} (--cp-kind {name})" for name in context]
     named = [f"--{name}" for name in fixed.options]

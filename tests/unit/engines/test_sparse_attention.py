@@ -13,7 +13,9 @@ from autopar.errors import InputError
 from autopar.price.activations import mixer_bytes, saved_parts
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
-from autopar.rates.layer import layer_times
+from autopar.rates.layer import context_parallel_comm, layer_times
+from autopar.rates.parts.operations import transfer_s
+from autopar.records import replace
 from autopar.run.architecture import Indexer, Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.rules import RuleError
@@ -47,6 +49,7 @@ GLM: dict[str, Any] = {
     "--no-rope-fusion": True,
 }  # fmt: skip
 """Ten dense layers of GLM-5."""
+_GATHERED = {"--context-parallel-size": 2, "--cp-comm-type": "all_gather"}
 
 
 def read(more: dict[str, Any] | None = None, *, world_size: int = 64) -> Run:
@@ -193,6 +196,7 @@ def test_a_dense_letter_beside_a_sparse_one() -> None:
         ({"--kv-lora-rank": 256}, "sparse-latent"),
         ({"--bf16": None, "--fp16": True}, "sparse.precision"),
         ({"--dsa-indexer-topk-freq": 4, "--pipeline-model-parallel-size": 2}, "sparse.stages"),
+        ({"--context-parallel-size": 2}, "sparse.context"),
     ],
 )
 def test_kernels_have_their_sizes(more: dict[str, Any], rule: str) -> None:
@@ -209,7 +213,6 @@ def test_kernels_have_their_sizes(more: dict[str, Any], rule: str) -> None:
         ({"--dsa-kernel-backend": "tilelang"}, "dsa-kernel-backend"),
         ({"--dsa-indexer-use-sparse-loss": None}, "dsa-indexer-loss-coeff"),
         ({"--hybrid-layer-pattern": "D-", "--dsa-indexer-topk-freq": 4}, "dsa-indexer-topk-freq"),
-        ({"--context-parallel-size": 2}, "context-parallel-size"),
         ({"--attention-backend": "unfused"}, "attention-backend"),
         ({"--fp8-format": "hybrid"}, "fp8-format"),
     ],
@@ -261,7 +264,7 @@ def test_sparse_attention_is_written_as_it_is_read() -> None:
     reused = {"--dsa-indexer-topk-freq": 4, "--dsa-indexer-skip-topk-offset": 3}
     mtp = {**reused, "--mtp-num-layers": 1}
     none = {**reused, "--dsa-indexer-skip-topk-offset": 10}
-    for more in ({}, {"--dsa-indexer-loss-coeff": 0}, {"--global-batch-size": 128}, mtp, none):
+    for more in ({}, {"--dsa-indexer-loss-coeff": 0}, _GATHERED, mtp, none):
         run = read(more)
         assert written(run).model == run.model
 
@@ -324,3 +327,39 @@ def test_stages_begin_with_layers_that_choose_keys() -> None:
     assert all(abs(one - other) <= 2 for one, other in zip(starts, balanced, strict=True))
     # more stages than layers that choose keys
     assert [*layouts([1.0] * 78, 0.0, 2.0, 26, 1, reused=reused)] == []
+
+
+def test_context_ranks_gather_all_keys() -> None:
+    """Compressed keys and those of the indexer, of 4,096 tokens; queries are those of a rank."""
+    one, two = (dict(saved_parts(read(more).rank_layers[0])) for more in ({}, _GATHERED))
+    assert "gathered keys" not in one
+    assert two["gathered keys"] == 4096 * (512 + 64) * 2
+    assert two["absorbed query"] == one["absorbed query"] // 2
+    # gathered in 16 bits, and 8 bytes for each own token
+    assert two["indexer keys"] == 4096 * 128 * 2 + 2048 * 8
+
+
+def test_gathered_keys_take_time() -> None:
+    """All-gather and reduce-scatter of 704 elements a token, or of 576 where keys are reused."""
+    machine = machine_named("h100-80gb")
+    job = job_of_run(read(_GATHERED))
+    attention = job.blocks[0].attention
+    assert attention is not None
+    assert attention.indexer is not None
+    found = context_parallel_comm(machine, job, attention)
+    moved = [4096 * width * 2.0 for width in (576, 128)]
+    sends = [
+        sum(transfer_s(machine, kind, size, 2, job.tp) for size in moved)
+        for kind in ("allgather", "reducescatter")
+    ]
+    assert [found.forward_s, found.backward_s] == pytest.approx(sends)
+    reused = replace(attention, indexer=replace(attention.indexer, reused=True))
+    less = context_parallel_comm(machine, job, reused)
+    assert less.forward_s == pytest.approx(transfer_s(machine, "allgather", moved[0], 2, job.tp))
+
+
+def test_a_search_gathers_keys_unless_told_otherwise() -> None:
+    found = autopar.search(
+        "glm-5", "h200:16x8", engine="megatron", global_batch_size=64, cp=2, pp=4, ep=32, vpp=1
+    )
+    assert "cp2 (all-gather)" in str(found)
