@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import Record, replace
-from autopar.run.architecture import Mlp, Model
+from autopar.run.architecture import Mlp, Model, ShortConvolution
 from autopar.run.plan import Module
 from autopar.run.rules import Rule, refuse
 from autopar.run.run import Run
@@ -392,9 +392,12 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
     if training.lora_rank is not None:
         # Megatron-Bridge finds modules by name, so that MLP targets include the experts.
         experts = not torch and run.model.experts is not None
+        targets = linear_targets(run.model)
+        if kernels.module == "transformers" and renames_experts(run.model):
+            targets = targets - _OF_EXPERTS
         adapters = Adapters(
             rank=training.lora_rank,
-            targets=linear_targets(run.model) | (_OF_EXPERTS if experts else frozenset()),
+            targets=targets | (_OF_EXPERTS if experts else frozenset()),
             base=BASES[training.lora_base],
             # Megatron-LM fuses query, key and value projections, and gate and up projections.
             fused=not torch,
@@ -422,3 +425,14 @@ def linear_targets(model: Model) -> frozenset[Target]:
     mixers = MIXER_TARGETS if any(one.recurrent is not None for one in model.kinds) else ()
     known = (*DENSE_TARGETS, *mixers)
     return frozenset(one for one in known if dense or not one.startswith("fc"))
+
+
+def renames_experts(model: Model) -> bool:
+    """Return True if PEFT takes modules of an MLP for the routed experts, whose adapters it fuses.
+
+    It does so in families that transformers 4 stored expert by expert, but not in LFM2, Gemma 4 and
+    gpt-oss (PEFT 0.21.2, utils/transformers_weight_conversion.py, `_convert_peft_config_moe`).
+    """
+    short = any(isinstance(one.recurrent, ShortConvolution) for one in model.kinds)
+    others = short or model.has_unlike_heads or model.last.biases
+    return model.experts is not None and not others

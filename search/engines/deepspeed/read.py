@@ -35,7 +35,7 @@ from autopar.run.runtime import (
 from autopar.run.strategy import Split, Strategy, even_chunks, uniform_layers
 from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
-from search.engines.candidate import linear_targets
+from search.engines.candidate import linear_targets, renames_experts
 from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named, projections_of
 from search.engines.huggingface.named_optimizers import has_narrow_adapters
@@ -311,7 +311,9 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
     known = {**_FUSED, **own}
     targets = frozenset(target for name in names for target in known.get(name, ()))
     others = sorted({*names} - {*known})
-    if others in (["all-linear"], ["all"]):
+    whole = others in (["all-linear"], ["all"])
+    _refuse_expert_adapters(keys, model, targets, others, own)
+    if whole:
         targets = linear_targets(model)
     elif others:
         raise keys.unpriced(
@@ -348,6 +350,31 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
         base=base,
         dropout=dropout,
     )
+
+
+def _refuse_expert_adapters(
+    keys: Keys,
+    model: Model,
+    targets: frozenset[Target],
+    others: list[str],
+    own: Mapping[str, tuple[Target, ...]],
+) -> None:
+    """Raise UnpricedError for targets that mean routers, or experts whose adapters PEFT fuses.
+
+    `all-linear` of PEFT means both. `all` of LLaMA-Factory means the names of linear layers, which
+    most routers are not. gpt-oss has neither.
+    """
+    whole, renamed = others in (["all-linear"], ["all"]), renames_experts(model)
+    named = linear_targets(model) if whole else targets
+    routers = whole and model.experts is not None and not model.last.biases
+    routers = routers and (others == ["all-linear"] or not renamed)
+    if routers or (renamed and any(one.startswith("fc") for one in named)):
+        rest = [name for name, one in own.items() if one and not one[0].startswith("fc")]
+        raise keys.unpriced(
+            "--lora_target_modules",
+            "means routers or fused experts, whose adapters are not counted",
+            f"Use {' '.join(rest)}",
+        )
 
 
 def script_run(

@@ -456,3 +456,55 @@ def test_what_no_argument_of_megatron_tells_is_not_searched(
     refused = violated_rule(engine_space("megatron"), context(model(config)), Constraints())
     assert refused is not None
     assert refused.id == broken
+
+
+_MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", **SMALL, "num_hidden_layers": 2, "intermediate_size": 256,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+_SHARED: dict[str, Any] = {
+    "model_type": "qwen2_moe", **SMALL, "num_hidden_layers": 2, "intermediate_size": 256,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256, "num_experts": 4,
+    "num_experts_per_tok": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "problems"),
+    [
+        (_MIXTRAL, "q_proj v_proj", []),
+        (_MIXTRAL, "all-linear", ["read.unpriced"]),
+        (_SHARED, "q_proj gate_proj up_proj", ["read.unpriced"]),
+        (LFM2, "all-linear", []),
+        ({**LFM2, **MOE}, "all-linear", ["read.unpriced"]),
+    ],
+)
+def test_fused_experts_and_routers_have_no_priced_adapters(
+    config: dict[str, Any], modules: str, problems: list[str], model: Callable[..., Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """PEFT 0.21.2 adapts `mlp.gate` and `mlp.experts` of Mixtral and Qwen 2 for such names."""
+    path, script = tmp_path / "ds.json", tmp_path / "run.sh"
+    path.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True}, "zero_optimization": {"stage": 2},
+    }))  # fmt: skip
+    script.write_text(
+        f"deepspeed sft.py --deepspeed {path} --model_name_or_path {model(config)} --max_length "
+        f"4096 --optim adamw_torch --use_peft --lora_target_modules {modules}\n"
+    )
+    found = autopar.check(str(script), hardware="h100:1x8")
+    assert [one["id"] for one in found["launches"][0]["findings"]] == problems
+
+
+def test_a_search_adapts_no_module_that_peft_takes_for_experts(
+    model: Callable[..., Path],
+) -> None:
+    """Names of a shared expert would adapt the routed ones instead."""
+    job = context(model(_SHARED), training=TrainingSettings(lora_rank=16))
+    choice = Candidate(
+        global_batch=64, micro_batch=1, zero=2, chunks=even_chunks(job.model.num_layers, 1)
+    )
+    run = run_of(engine_space("deepspeed"), job, choice)
+    assert run.runtime.adapters is not None
+    assert run.runtime.adapters.targets == {"query", "key", "value", "projection"}
