@@ -89,6 +89,8 @@ def _kept(
     for name, kept in layout_of_run(run).kept:
         if name == "gradients" and not (kept.always or gradients):
             continue
+        if kept.to_host and (step or kept.sharded):
+            continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
         num_bytes = kept.each_bytes * size
         if name == _MOMENTS:
@@ -98,6 +100,10 @@ def _kept(
                 unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
             )
         yield MemoryItem(name, math.ceil(num_bytes), switch)
+    if layout_of_run(run).gradients.to_host:
+        # `temp_grad_buffer_for_gpu_offload` of DeepSpeed
+        buffer = run.element_bytes * max((unit.largest_matrix for unit in units), default=0)
+        yield MemoryItem("offload buffer", buffer, switch)
     # a parameter is kept if the sum stays below the limit (`mark_persistent_parameters`), which
     # is at most one small parameter below it
     limit = run.runtime.states.buckets.model_persistent
@@ -492,6 +498,9 @@ def _made(
     """
     gradients = dict(layout_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
+        return
+    if gradients.to_host and gradients.sharded and run.strategy.micro_batches == 1:
+        # the only micro-batch copies each gradient to the host right after its reduction
         return
     # a root unit reduces its gradients at the end of the backward
     behind = [unit for unit in own[at + 1 :] if not _is_root(run, unit)]

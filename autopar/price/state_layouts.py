@@ -39,6 +39,8 @@ class PersistentBytes(Record):
     """False if allocated by the backward and freed after the step, as `param.grad` is."""
     stepped_sharded: bool = False
     """True if the optimizer keeps only this rank's shard of unsharded values during its step."""
+    to_host: bool = False
+    """True if the end of a backward that reduces them moves them to host memory."""
 
 
 class TransientBytes(Record):
@@ -143,6 +145,8 @@ class _LayoutArguments(Record):
     buckets: Buckets
     fused: bool
     """True if the update of Adam makes no temporary."""
+    offload: bool
+    """True if states of the optimizer are in host memory."""
 
     @property
     def element(self) -> float:
@@ -395,17 +399,24 @@ def _partitioned(asked: _LayoutArguments) -> StateLayout:
     fp32 weights and moments are sharded. Gradients are sharded at ZeRO-2; at ZeRO-1 they stay
     unsharded until the step. The first gradient of a micro-batch allocates a bucket of
     `reduce_bucket_size` elements, two with `overlap_comm`.
+
+    With an offloaded optimizer, each backward that reduces gradients copies this rank's shard to
+    the host. ZeRO-2 reduces in each micro-batch, ZeRO-1 in the last one (`process_gradients`,
+    `copy_grads_in_partition`, `independent_gradient_partition_epilogue`).
     """
     buckets, second = asked.buckets, asked.zero == 2
     gradient = asked.gradient(False)
-    if not second and asked.precision == "bf16" and gradient == 4.0:
+    # `_do_optimizer_sanity_check`: not with offload
+    if not second and asked.precision == "bf16" and gradient == 4.0 and not asked.offload:
         return _bf16_optimizer(asked)
+    # offload implies `contiguous_gradients`
+    contiguous = buckets.contiguous or asked.offload
     bucket = TransientBytes(
         what="buckets of the reduction",
         # ZeRO-1 fills it from the summed gradients
         each_bytes=(asked.element if second else gradient)
-        * (2 if buckets.overlap and buckets.contiguous else 1),
-        of="bucket" if buckets.contiguous else "stage",
+        * (2 if buckets.overlap and contiguous else 1),
+        of="bucket" if contiguous else "stage",
         elements=buckets.reduce,
         during=_BACKWARD,
     )
@@ -418,7 +429,11 @@ def _partitioned(asked: _LayoutArguments) -> StateLayout:
         weights=PersistentBytes(each_bytes=asked.element),
         # the remainder is freed when all are reduced
         gradients=PersistentBytes(
-            each_bytes=gradient, sharded=second, always=False, stepped_sharded=not second
+            each_bytes=gradient,
+            sharded=second,
+            always=False,
+            stepped_sharded=not second,
+            to_host=asked.offload,
         ),
         optimizer=True,
         master=asked.master,
@@ -478,7 +493,9 @@ def _stage3(asked: _LayoutArguments) -> StateLayout:
         "DeepSpeed 0.19.8 runtime/zero/stage3.py, zero/partitioned_param_coordinator.py, "
         "zero/config.py",
         weights=PersistentBytes(each_bytes=asked.element, sharded=True),
-        gradients=PersistentBytes(each_bytes=gradient, sharded=True),
+        # one buffer for all shards, on the host if any fraction of the optimizer is
+        # (`grad_partitions_flat_buffer`)
+        gradients=PersistentBytes(each_bytes=0.0 if asked.offload else gradient, sharded=True),
         optimizer=True,
         master=asked.master,
         passing=(gathered, output, bucket, ordered if buckets.reduce_scatter else None, step),
@@ -593,6 +610,7 @@ def layout_of(
     each_micro_batch: bool = True,
     buckets: Buckets = BUCKETS,
     fused: bool = True,
+    offload: bool = False,
 ) -> StateLayout:
     """Return the bytes per parameter of an engine with Adam.
 
@@ -605,6 +623,7 @@ def layout_of(
     each_micro_batch : True if gradients are reduced after each micro-batch; False: after the last.
     buckets : bucket sizes of DeepSpeed.
     fused : False if the update of Adam makes an fp32 temporary.
+    offload : True if DeepSpeed has states of the optimizer in host memory.
 
     Raises InputError for an unknown engine, stage or precision.
     """
@@ -623,5 +642,6 @@ def layout_of(
         each=each_micro_batch,
         buckets=buckets,
         fused=fused,
+        offload=offload,
     )
     return _RECIPES[asked.keeper](asked)

@@ -355,6 +355,8 @@ class FsdpUnit(Record):
     """Bytes of the optimizer's moments of this rank's shard, all on the device."""
     largest: int = 0
     """Elements of the largest trained weight in this rank's shard."""
+    largest_matrix: int = 0
+    """Elements of the largest trained matrix, unsharded."""
     frozen_bytes: int = 0
     """Bytes of unsharded frozen weights; the numbers of elements exclude frozen weights."""
     own_frozen_bytes: int = 0
@@ -403,6 +405,7 @@ def _recipe(
         buckets=states.buckets,
         # the update of offloaded states is on the host; other temporaries are those of one tensor
         fused=optimizer.fused or optimizer.offload == 1.0 or bool(update_factor(optimizer)),
+        offload=optimizer.offload > 0,
     )
     # paged moments are not in the memory of the allocator
     on_device = 0.0 if optimizer.paged else optimizer.state_bytes
@@ -425,11 +428,11 @@ def _recipe(
         gradients = replace(gradients, each_bytes=0.0)
     left = 1.0 - optimizer.offload
     if left < 1.0:
-        moments, master, gradients = (
-            # gradients are offloaded too: DeepSpeed copies them to the host after their reduction
-            replace(kept, each_bytes=kept.each_bytes * left)
-            for kept in (moments, master, gradients)
+        moments, master = (
+            replace(kept, each_bytes=kept.each_bytes * left) for kept in (moments, master)
         )
+        if recipe.keeper != "deepspeed":
+            gradients = replace(gradients, each_bytes=gradients.each_bytes * left)
     if optimizer.offload_weights:
         weights = replace(weights, each_bytes=0.0)
     # transient copies of the optimizer step are in host memory for offloaded states
@@ -472,7 +475,15 @@ def _unit(
         persistent_bytes=_persistent_bytes(run, every, layer),
         moments_bytes=sum((_moment_bytes(run, weight, layer) for weight in weights), 0.0),
         largest=max((_own(run, one) // one.number for one in weights), default=0),
+        largest_matrix=max((size for one in weights for size in _sizes(one, layer)), default=0),
     )
+
+
+def _sizes(weight: Weight, layer: RankLayer | None) -> list[int]:
+    """Return the elements of the engine's parameters in a weight: q, k, v or gate, up."""
+    parts = [rows for _, rows in projections_of(layer, weight)] if layer is not None else []
+    rest = weight.size // weight.shape[0]
+    return [math.ceil(rows * rest) for rows in parts or [weight.shape[0]]]
 
 
 def _persistent_bytes(run: Run, every: Sequence[Weight], layer: RankLayer | None) -> float:
@@ -486,13 +497,11 @@ def _persistent_bytes(run: Run, every: Sequence[Weight], layer: RankLayer | None
     found = 0.0
     for weight in every:
         each = run.element_bytes if weight.trained else frozen_bytes(run, weight)
-        rest = weight.size // weight.shape[0]
-        parts = [rows for _, rows in projections_of(layer, weight)] if layer is not None else []
-        for rows in parts or [weight.shape[0]]:
+        for size in _sizes(weight, layer):
             # quantised weights are packed into elements of 16 bits
-            packed = rows * rest * each / run.element_bytes
+            packed = size * each / run.element_bytes
             if packed <= states.buckets.persistent:
-                found += weight.number * rows * rest * each
+                found += weight.number * size * each
     return found
 
 

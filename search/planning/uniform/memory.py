@@ -730,7 +730,11 @@ def _torch_states(run: Run, *, staged: bool, several: bool) -> tuple[float, floa
     recipe = layout_of_run(run)
     # gradients of earlier micro-batches exist only if several are accumulated, as in pipelines
     kept = staged or several
-    there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or kept]
+    there = [
+        entry
+        for name, entry in recipe.kept
+        if name != "gradients" or entry.always or (kept and not (entry.to_host and entry.sharded))
+    ]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)
     shared = sum(entry.each_bytes for entry in there if entry.sharded)
     return whole + unsharded_bytes(run)[0], shared

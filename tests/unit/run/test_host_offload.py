@@ -9,7 +9,8 @@ import pytest
 from autopar.errors import InputError
 from autopar.price.account import account_of, host_bytes_of
 from autopar.price.job import job_of_run
-from autopar.price.states import layout_of_run
+from autopar.price.sharded_peak import live_points
+from autopar.price.states import layout_of_run, units_of
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.optimizer import (
@@ -20,6 +21,7 @@ from autopar.rates.parts.optimizer import (
     optimizer_time_s,
 )
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
@@ -157,15 +159,49 @@ def test_narrower_states_are_moved_faster() -> None:
 
 
 def test_deepspeed_offloads_all_that_the_step_needs() -> None:
-    """fp32 weights, moments and gradients go; 16-bit weights stay unless they go as well."""
+    """fp32 weights and moments go; 16-bit weights stay unless they go as well."""
     options = {"offload": 1.0, "offload_master": True}
     optimizer = layout_of_run(fully_sharded("deepspeed", 2, **options))
-    assert (optimizer.weights.each_bytes, optimizer.per_parameter(4)) == (2.0, 2.0)
+    kept = {name: each.each_bytes for name, each in optimizer.kept}
+    assert kept == {"weights": 2.0, "gradients": 2.0, "fp32 weights": 0.0, "Adam moments": 0.0}
     everything = layout_of_run(fully_sharded("deepspeed", 3, offload_weights=True, **options))
     assert everything.per_parameter(4) == 0.0
-    # ZeRO-Offload++ keeps a part on the device: 2 and 12 bytes of the four ranks' half
+    # ZeRO-Offload++ keeps half of 12 bytes on the device, and its gradients are on the host
     part = layout_of_run(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
-    assert part.per_parameter(4) == pytest.approx((2 + 14 / 2) / 4)
+    assert part.per_parameter(4) == pytest.approx((2 + 12 / 2) / 4)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_deepspeed_moves_gradients_to_the_host_once_they_are_reduced(
+    zero: int, micro_batches: int
+) -> None:
+    """ZeRO-1 reduces in the last micro-batch; ZeRO-2 keeps its shard to the end of each other one.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py (`process_gradients`,
+    `copy_grads_in_partition`, `_clear_param_grad_only`).
+    """
+    run = fully_sharded("deepspeed", zero, offload=1.0, offload_master=True)
+    run = replace(run, strategy=replace(run.strategy, global_batch=4 * micro_batches))
+    points = [*live_points(run, 0)]
+    units = units_of(run, run.strategy.stages[0][0])
+    elements = sum(unit.elements for unit in units)
+
+    def of(name: str, what: str) -> int:
+        parts = [part for point in points if point.name == name for part in point.parts]
+        return max((part.num_bytes for part in parts if part.name == what), default=0)
+
+    # when the first unit is reduced, the others have been
+    reduced = elements - units[0].elements
+    kept = {
+        (1, 1): 2 * reduced,
+        (1, 4): 2 * elements,
+        (2, 4): 2 * reduced / 4,
+    }.get((zero, micro_batches), 0)
+    assert of("reduction of a unit", "gradients") == pytest.approx(kept, rel=1e-6)
+    assert of("loss", "gradients") == (2 * elements if (zero, micro_batches) == (1, 4) else 0)
+    assert of("step", "gradients") == 0
+    assert of("step", "offload buffer") == (0 if zero == 3 else 2 * 151936 * 2048)
 
 
 def _moments(keeper: str, **optimizer: Any) -> int:
