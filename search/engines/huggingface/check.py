@@ -45,10 +45,14 @@ from search.engines.huggingface.read import (
 from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.huggingface.script import (
     MODELS,
+    Flags,
+    ScriptWords,
     batching_of,
+    is_trl,
     known_program,
     program_of_document,
     sets_batch,
+    translated,
 )
 from search.engines.huggingface.transformers import SYNCED
 from search.engines.keys import flattened, whole, words_of_values
@@ -119,7 +123,9 @@ def owns(source: Configuration) -> bool:
     return starter == "accelerate"
 
 
-def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
+def _broken(
+    values: Mapping[str, Any], flags: Flags, program: str, world: int
+) -> tuple[Notice, ...]:
     kind = str(values.get("distributed_type", "NO")).upper()
     degrees = {
         name: values.get(f"parallelism_config.parallelism_config_{name}_size", 1)
@@ -128,6 +134,8 @@ def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
     numbers = {name: whole(size) or 1 for name, size in degrees.items()}
     given = any(key.startswith("parallelism_config.") for key in values)
     version = str(values.get("fsdp_config.fsdp_version", 1))
+    meant = ScriptWords(words=translated(flags, program, world).flags, asked=set())
+    packs = [name for name in ("packing", "eval-packing") if is_trl(program) and meant.yes(name)]
     return broken(
         FILE,
         {
@@ -137,6 +145,8 @@ def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
             "fsdp1": kind == "FSDP" and version == "1",
             "fp8": str(values.get("mixed_precision", "no")) == "fp8",
             "no_distribution": kind == "NO",
+            "kernel": meant.text("attn-implementation"),
+            "packing": "".join(packs[:1]).replace("-", "_"),
         },
     )
 
@@ -197,7 +207,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     given = scripted_file(source, document, flags, world, asked, reader)
     values = dict(flattened(document))
     found = attempt(given.read)
-    wrong, idle = _broken(values, world), [*_idle(values)]
+    wrong, idle = _broken(values, flags, given.program, world), [*_idle(values)]
     if below:
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)

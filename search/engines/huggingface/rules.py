@@ -1,6 +1,7 @@
 """Rules of accelerate 1.15 for searched candidates and configurations.
 
-Sources: `commands/launch.py`, `parallelism_config.py` and `dataclasses.py` of accelerate.
+Sources: `commands/launch.py`, `parallelism_config.py` and `dataclasses.py` of accelerate, and
+`SFTTrainer` of TRL 1.16 and `Trainer` of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -23,11 +24,18 @@ _CONTEXT = Rule(
     lambda cp, replicate, shard: (cp > 1) * (replicate > 1) * (shard == 1),
     "replicas with context ranks need dp_shard_size above 1",
 )  # fmt: skip
+CONTEXT_PACKING = Rule(
+    "trl.context-packing", ("cp", "packing"), lambda cp, packing: (cp > 1) * (packing != ""),
+    "context ranks drop the mask between packed samples, and TRL refuses {packing} with cp({cp})",
+    "Do not pack, or use 1 context rank",
+)  # fmt: skip
+"""`packing` names what packs samples in TRL's script; empty: nothing does."""
 SPACE = (
     *PLAIN_RULES,
     SHARDS,
     _REPLICAS,
     _CONTEXT,
+    CONTEXT_PACKING,
     # `parallelism_config.py` shards weights over context ranks with FSDP2.
     Rule("accelerate.context-shards", ("cp", "zero"), lambda cp, zero: (cp > 1) * (zero == 0),
          "cp({cp}) shards weights: it needs ZeRO 2 or 3"),
@@ -51,6 +59,11 @@ FILE = (
     _CONTEXT,
     Rule("accelerate.context-sequence", ("cp", "sp"), lambda cp, sp: (cp > 1) * (sp > 1),
          "cp_size({cp}) and sp_size({sp}) exclude each other"),
+    CONTEXT_PACKING,
+    # `_prepare_context_parallel_inputs` of transformers' Trainer
+    Rule("accelerate.context-attention", ("cp", "kernel"), lambda cp, kernel:
+         (cp > 1) * (kernel not in ("", "sdpa")),
+         "cp_size({cp}) needs sdpa, got attn_implementation({kernel})"),
     Rule("accelerate.fsdp1-tensor", ("fsdp1", "tp"), lambda fsdp1, tp: fsdp1 * (tp > 1),
          "tensor ranks need fsdp_version 2"),
     Rule("accelerate.one-process", ("fp8", "no_distribution", "world"),

@@ -47,7 +47,10 @@ SPACE = transformers_space(
     launch=_accelerate,
     rules=SPACE_RULES,
     writable=CONFIGURED,
-    said=lambda job: {"unwritable": unwritable_model(job.model, job.name)},
+    said=lambda job: {
+        "unwritable": unwritable_model(job.model, job.name),
+        "packing": "packed samples" if job.training.fine_tunes and job.attended else "",
+    },
     left_out=("torch.compile", "Ulysses (not modelled)", BY_LAYER),
 )
 # FSDP keeps whole gradients of earlier micro-batches, unless each micro-batch reduces them.

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from autopar.run.rules import broken
 from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
 from search.engines.huggingface.named_optimizers import needs_bitsandbytes
+from search.engines.huggingface.rules import CONTEXT_PACKING
 from search.engines.huggingface.transformers import (
     NamedModel,
     model_for,
@@ -115,8 +117,7 @@ def _document(
     found |= {
         "dtype": types[kind] if narrow else "float32",
         "max_length": run.seq_length,
-        # Context ranks drop the mask between packed sequences, and TRL refuses both together.
-        "packing": run.split.cp == 1,
+        "packing": not broken([CONTEXT_PACKING], {"cp": run.split.cp, "packing": "packing"}),
         **settings,
         "gradient_checkpointing": "gradient_checkpointing" in settings,
         "bf16": kind == "bf16" and not pure,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from autopar import ask
-from autopar.errors import DocumentError
+from autopar.errors import AutoparError, DocumentError
 from autopar.price import torch_layers
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
@@ -432,3 +432,52 @@ def test_time_of_the_tiled_loss() -> None:
     assert (again.forward_s, again.weight_s) == (head.forward_s, head.weight_s)
     assert tiled["loss"].forward_s < plain["loss"].forward_s
     assert tiled["final norm"] == plain["final norm"]
+
+
+@pytest.mark.parametrize(
+    ("change", "ids"),
+    [
+        ({}, set()),
+        ({"packing": True}, {"trl.context-packing"}),
+        ({"eval_packing": True}, {"trl.context-packing"}),
+        ({"attn_implementation": "sdpa"}, set()),
+        ({"attn_implementation": "flash_attention_2"}, {"accelerate.context-attention"}),
+    ],
+)
+@pytest.mark.parametrize("cp", [1, 2])
+def test_context_ranks_exclude_packing_and_flash_attention(
+    tmp_path: Path, change: dict[str, Any], ids: set[str], cp: int
+) -> None:
+    """Two refusals: of `SFTTrainer` in TRL 1.16, and of the Trainer in transformers 5.24."""
+    degrees = {"dp_shard": 4 // cp, "cp": cp}
+    document = {
+        "distributed_type": "FSDP",
+        "num_processes": 4,
+        "mixed_precision": "bf16",
+        "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        "parallelism_config": {
+            f"parallelism_config_{name}_size": size for name, size in degrees.items()
+        },
+    }
+    (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(document))
+    command = "accelerate launch --config_file fsdp.yaml -m trl.scripts.sft --config sft.yaml\n"
+    found = checked(tmp_path, {**LORA, **change}, command)
+    assert {one.id for one in found.findings if one.kind == "illegal"} == (ids if cp > 1 else set())
+
+
+def test_packed_samples_are_trained_without_context_ranks() -> None:
+    """A search has the rule of the check: TRL refuses packing with context ranks."""
+    asked: dict[str, Any] = {
+        "model": "qwen3-8b",
+        "hardware": "h100:1x4",
+        "engine": "accelerate",
+        "lora": 16,
+        "seq_length": 8192,
+        "global_batch_size": 16,
+        "cp": 2,
+        "output_config_path": "none",
+    }
+    ask("search", **asked)
+    lengths = {"lengths": "p50=300,p90=900,max=8192", "batching": "packed"}
+    with pytest.raises(AutoparError, match="packed samples"):
+        ask("search", **asked, **lengths)
