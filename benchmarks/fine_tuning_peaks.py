@@ -191,7 +191,8 @@ def _words(row: Row) -> Iterator[str]:
         targets = [_MODULES.get(name, name) for name in names.split(",")]
         yield f"--lora_target_modules {' '.join(targets)}"
     if row["train"] == "qlora":
-        yield "--load_in_4bit True"
+        # default of `Linear4bit` of bitsandbytes, and of the examples of PEFT
+        yield "--load_in_4bit True --use_bnb_nested_quant True"
         yield "--bnb_4bit_quant_storage bfloat16"
     if row["train"] == "dora":
         yield "--use_dora True"

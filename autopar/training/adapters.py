@@ -33,9 +33,11 @@ _BASE_BYTES: dict[BaseKind, float] = {
     "16 bits": 2.0,
     # LLM.int8 (arXiv 2208.07339), without the fp32 scale of each row
     "int8": 1.0,
-    # arXiv 2305.14314, section 3: 4 bits, and 0.127 for scales that are themselves quantised
-    "nf4": (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0,
+    # arXiv 2305.14314, section 3: 4 bits, and 0.5 for an fp32 scale per 64 elements
+    "nf4": (4.0 + 32.0 / 64.0) / 8.0,
 }
+_NESTED_BYTES = (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0
+"""Bytes per element of nf4 with quantised scales: 4 bits, and 0.127 for scales (ibid.)."""
 
 
 class Adapters(Record):
@@ -56,6 +58,8 @@ class Adapters(Record):
     base: BaseKind = "16 bits"
     """Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16
     bits."""
+    nested: bool = True
+    """True if the scales of nf4 are quantised too (`bnb_4bit_use_double_quant`)."""
     wide: bool = False
     """True if frozen weights that are not quantised are in fp32: those of a script that loads them
     so, or calls `prepare_model_for_kbit_training` of PEFT."""
@@ -79,7 +83,8 @@ class Adapters(Record):
 
 def base_bytes(adapters: Adapters) -> float:
     """Return the bytes per element of a frozen matrix, its block scales included."""
-    return _BASE_BYTES[adapters.base]
+    nested = adapters.base == "nf4" and adapters.nested
+    return _NESTED_BYTES if nested else _BASE_BYTES[adapters.base]
 
 
 _Width = TypeVar("_Width", float, "float | F64")

@@ -327,6 +327,7 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
     four, eight = words.yes("load-in-4bit"), words.yes("load-in-8bit")
     if four or eight:
         base = "nf4" if four else "int8"
+    nested = base != "nf4" or words.yes("use-bnb-nested-quant")
     if base != "16 bits" and model.experts is not None:
         raise keys.unpriced(
             "--load_in_4bit" if base == "nf4" else "--load_in_8bit",
@@ -348,6 +349,7 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
         targets=targets or frozenset({"query", "value"}),
         fused=any(name in _FUSED and name not in own for name in names),
         base=base,
+        nested=nested,
         dropout=dropout,
     )
 

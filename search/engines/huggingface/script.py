@@ -215,6 +215,10 @@ _ALIASES: Mapping[str, str] = {
     "use-4bit-quantization": "load-in-4bit",
     "use-4bit-quantisation": "load-in-4bit",
     "use-4bit": "load-in-4bit",
+    "double-quantization": "use-bnb-nested-quant",
+    "double-quant": "use-bnb-nested-quant",
+    "use-nested-quant": "use-bnb-nested-quant",
+    "bnb-4bit-use-double-quant": "use-bnb-nested-quant",
     "q-lora": "load-in-4bit",
     "use-8bit-quantization": "load-in-8bit",
     "use-8bit": "load-in-8bit",
@@ -391,6 +395,7 @@ def _of_factory(found: dict[str, tuple[str, ...]], *, known: bool) -> Iterator[s
         found["use-peft"] = ("True",)
         found.setdefault("lora-r", ("8",))
         found.setdefault("lora-dropout", ("0",))
+        found.setdefault("use-bnb-nested-quant", ("True",))
         targets = " ".join(found.get("lora-target-modules", ("all",)))
         found["lora-target-modules"] = ("all-linear",) if targets == "all" else (targets,)
     else:
@@ -454,6 +459,15 @@ def _of_axolotl(given: Flags) -> dict[str, tuple[str, ...]]:
     for name in ("bf16", "fp16"):
         if " ".join(found.get(name, ())) == "auto":
             found[name] = ("True",)
+    # `loaders/model.py`; the argument of the same name is that of experts (`moe_quant.py`)
+    found.pop("bnb-4bit-use-double-quant", None)
+    nested = True
+    with suppress(ValueError, AttributeError):
+        kwargs = json.loads(" ".join(found.get("bnb-config-kwargs", ("{}",))))
+        nested = kwargs.pop("bnb_4bit_use_double_quant", True) is True
+        if not kwargs:
+            found.pop("bnb-config-kwargs", None)
+    found["use-bnb-nested-quant"] = (str(nested),)
     for name, kernel in (("flash-attention", "flash_attention_2"), ("sdp-attention", "sdpa")):
         if name in found and _on(found, name):
             del found[name]
@@ -483,6 +497,7 @@ def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
         found.setdefault("lora-r", ("64",))
         found.setdefault("lora-dropout", ("0.0",))
         found.setdefault("lora-target-modules", ("all-linear",))
+        found.setdefault("use-bnb-nested-quant", ("True",))
     found.pop("full-finetune", None)
     if "gradient-checkpointing" not in found:
         found["gradient-checkpointing"] = ("True",)

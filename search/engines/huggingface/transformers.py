@@ -378,7 +378,7 @@ def _adapters(run: Run, adapters: Adapters) -> dict[str, Any]:
         found |= {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
-            "use_bnb_nested_quant": True,
+            "use_bnb_nested_quant": adapters.nested,
             # FSDP and ZeRO-3 shard floating-point tensors alone.
             "bnb_4bit_quant_storage": "bfloat16",
         }

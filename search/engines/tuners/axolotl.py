@@ -30,6 +30,7 @@ FILE = "axolotl.yaml"
 _TITLE = "axolotl"
 _DATA = required("DATA_PATH", "set DATA_PATH to a .jsonl file with the column messages")
 _DATASETS = [{"path": "data.jsonl", "ds_type": "json", "type": "chat_template"}]
+_NESTED = "bnb_4bit_use_double_quant"
 _LEARNING_RATES = {True: 2.0e-4, False: 1.0e-5}
 """Learning rates with adapters, as in axolotl's examples, and without."""
 
@@ -80,6 +81,7 @@ def _document(run: Run, model: NamedModel) -> dict[str, Any]:
             "adapter": "qlora" if adapters.base == "nf4" else "lora",
             "load_in_4bit": adapters.base == "nf4",
             "load_in_8bit": adapters.base == "int8",
+            **({} if adapters.nested else {"bnb_config_kwargs": {_NESTED: False}}),
             "lora_r": adapters.rank,
             "lora_alpha": 2 * adapters.rank,
             "lora_dropout": adapters.dropout,

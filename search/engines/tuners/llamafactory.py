@@ -103,6 +103,8 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
         }
         if adapters.base != "16 bits":
             found["quantization_bit"] = 4 if adapters.base == "nf4" else 8
+        if adapters.base == "nf4":
+            found["double_quantization"] = adapters.nested
     if run.steps is not None:
         found["max_steps"] = run.steps
     return found

@@ -97,6 +97,7 @@ def _document(run: Run, model: NamedModel, *, checkpoints: bool) -> dict[str, An
         if adapters.base == "nf4":
             # FSDP and ZeRO-3 shard floating-point tensors alone.
             found["bnb_4bit_quant_storage"] = types[kind]
+            found["bnb_4bit_use_double_quant"] = adapters.nested
     if run.steps is not None:
         found["max_steps"] = run.steps
     return found

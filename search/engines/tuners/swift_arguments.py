@@ -28,6 +28,7 @@ _NAMES: Mapping[str, str] = {
     "train-type": "tuner-type",  # release 3
     "attn-impl": "attn-implementation",
     "target-modules": "lora-target-modules",
+    "bnb-4bit-use-double-quant": "use-bnb-nested-quant",
 }
 """Argument of ms-swift -> argument with the same values."""
 _BATCH = 16
@@ -57,6 +58,7 @@ def renamed(given: Mapping[str, tuple[str, ...]], world_size: int) -> RenamedArg
 
 def _set_base(found: _Words) -> None:
     bits = _first(found, "quant-bits")
+    found.setdefault("use-bnb-nested-quant", ("True",))
     if _first(found, "quant-method") == "bnb" and bits in ("4", "8"):
         del found["quant-method"], found["quant-bits"]
         found[f"load-in-{bits}bit"] = ("True",)

@@ -481,3 +481,38 @@ def test_packed_samples_are_trained_without_context_ranks() -> None:
     lengths = {"lengths": "p50=300,p90=900,max=8192", "batching": "packed"}
     with pytest.raises(AutoparError, match="packed samples"):
         ask("search", **asked, **lengths)
+
+
+@pytest.mark.parametrize(
+    ("read", "base", "default", "off"),
+    [
+        (checked, {**LORA, "load_in_4bit": True}, False, {"use_bnb_nested_quant": False}),
+        (checked, {**LORA, "load_in_4bit": True, "use_bnb_nested_quant": True}, True, None),
+        (factory, {**FACTORY, "quantization_bit": 4}, True, {"double_quantization": False}),
+        (axolotl, AXOLOTL, True, {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
+        (axolotl, {**AXOLOTL, "bnb_4bit_use_double_quant": False}, True, None),
+    ],
+)
+def test_scales_of_four_bits_by_program(
+    tmp_path: Path, read: Any, base: dict[str, Any], default: bool, off: dict[str, Any] | None
+) -> None:
+    """An fp32 scale per 64 elements, or one of 8 bits and an fp32 one per 256 of these."""
+    found = run_in(read(tmp_path, base))
+    assert found.runtime.adapters is not None
+    assert found.runtime.adapters.nested == default
+    if off is not None:
+        plain = run_in(read(tmp_path, {**base, **off}))
+        assert plain.runtime.adapters is not None
+        nested, flat = (
+            account_of(replace(found, runtime=replace(found.runtime, adapters=one))).states_bytes
+            for one in (
+                replace(plain.runtime.adapters, nested=True),
+                plain.runtime.adapters,
+            )
+        )
+        llama = (32, 14336, 32 * 128)
+        layers, width, heads = (36, 12288, 32 * 128) if read is factory else llama
+        quantised = layers * (4096 * (2 * heads + 2 * 1024) + 3 * 4096 * width)
+        assert flat - nested == pytest.approx(
+            quantised * (4 / 64 - 1 / 64 - 4 / (64 * 256)), rel=1e-3
+        )

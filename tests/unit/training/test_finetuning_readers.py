@@ -93,7 +93,7 @@ def test_a_script_trains_adapters() -> None:
     whole = deepspeed(
         {}, use_peft=(), lora_target_modules=("all-linear",), load_in_4bit=(), lora_dropout=("0.1",)
     )
-    assert whole.runtime.adapters == Adapters(rank=16, base="nf4", dropout=0.1)
+    assert whole.runtime.adapters == Adapters(rank=16, base="nf4", nested=False, dropout=0.1)
     some = deepspeed({}, use_peft=(), lora_target_modules=("o_proj", "up_proj"))
     assert some.runtime.adapters is not None
     assert some.runtime.adapters.targets == {"projection", "fc1"}
