@@ -31,6 +31,7 @@ from search.engines.huggingface.script import (
     Flags,
     Program,
     ScriptOptions,
+    axolotl_fsdp_version,
     batching_of,
     classified,
     is_trainer,
@@ -134,6 +135,8 @@ def _sharded(source: Configuration, program: str, flags: Flags) -> Flags:
 
     Raises DocumentError if the file cannot be read.
     """
+    if known_program(program) == "axolotl" and "fsdp-config" in flags:
+        return {**flags, "fsdp-version": (axolotl_fsdp_version(flags),)}
     given = " ".join(flags.get("fsdp", ()))
     if given in ("", "None", "null"):
         return flags

@@ -179,11 +179,15 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """
     flags, named, starter = script_flags(source), _file_flag(source), _starter(source)
     document: dict[str, Any] = dict(source.document)
+    program = program_of_document(source.document)
+    program = known_program(program if source.command is None else source.command.program)
     notes = [*source.notes]
     if starter == "torchrun":
         document = trainer_document(flags)
         known = "fsdp-version" in flags or trainer_section(flags) is not None
         read_here = TRAINER_FSDP | ({"fsdp-config"} if known else set())
+        if program == "axolotl":
+            read_here -= {"fsdp-version"}  # it also decides on fused kernels
         flags = {flag: words for flag, words in flags.items() if flag not in read_here}
     elif starter is not None:
         if named is not None:

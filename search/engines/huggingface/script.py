@@ -331,7 +331,7 @@ def translated(flags: Flags, program: str, world_size: int = 1) -> Translated:
     """
     found, taken = dict(flags), list[str]()
     if known_program(program) == "axolotl":
-        found = _of_axolotl(found)
+        found = _of_axolotl(found, world_size)
     elif known_program(program) == "ms-swift":
         own = renamed(found, world_size)
         found, taken = dict(own.flags), [*own.taken]
@@ -447,12 +447,15 @@ _AXOLOTL: Mapping[str, str] = {
 """Argument of axolotl -> argument of transformers or TRL."""
 
 
-def _of_axolotl(given: Flags) -> dict[str, tuple[str, ...]]:
+def _of_axolotl(given: Flags, world_size: int) -> dict[str, tuple[str, ...]]:
     """Return the arguments of axolotl in the words of transformers and TRL, with its defaults.
 
     Source: `axolotl/utils/schemas/{config,training,peft}.py` of 0.19.
     """
     found = {_AXOLOTL.get(name, name): words for name, words in given.items()}
+    if _fuses_adapters(found, world_size):
+        found["lora-mlp-kernel"] = ("auto-enabled",)
+    sharded = found.pop("fsdp-version", None) is not None
     defaults = {"max-length": "512", "per-device-train-batch-size": "1"}
     for name, value in {**defaults, "optim": "adamw_torch_fused"}.items():
         found.setdefault(name, (value,))
@@ -477,13 +480,43 @@ def _of_axolotl(given: Flags) -> dict[str, tuple[str, ...]]:
         found.setdefault("lora-dropout", ("0.0",))
         if found.pop("lora-target-linear", ("false",)) in ((), ("true",)):
             found["lora-target-modules"] = ("all-linear",)
-        # Fused kernels of adapters are on by default (`check_auto_enable_lora_kernels`).
-        kernels = ("lora-mlp-kernel", "lora-qkv-kernel", "lora-o-kernel", "lora-embedding-kernel")
-        if not any(name in found for name in kernels) and "trust-remote-code" not in found:
-            found["lora-mlp-kernel"] = ("auto-enabled",)
-    elif not ({"deepspeed", "fsdp-version"} & found.keys()) and not _on(found, "float32"):
+    elif not (sharded or "deepspeed" in found) and not _on(found, "float32"):
         found["dtype"] = ("bfloat16",)  # replicas of weights and states in 16 bits
     return found
+
+
+_FUSED_KERNELS = (
+    "lora-mlp-kernel", "lora-qkv-kernel", "lora-o-kernel", "lora-embedding-kernel",
+)  # fmt: skip
+
+
+def _fuses_adapters(found: Flags, world_size: int) -> bool:
+    """Return True if axolotl enables its fused kernels of adapters without being asked to.
+
+    Source: `check_auto_enable_lora_kernels` in `axolotl/utils/schemas/config.py` of 0.19.
+    """
+    adapter = " ".join(found.get("adapter", ()))
+    if adapter not in ("lora", "qlora") or "rl" in found:
+        return False
+    if any(name in found for name in _FUSED_KERNELS):
+        return False
+    if _on(found, "trust-remote-code") or _on(found, "nvfp4-merge-aware"):
+        return False
+    if adapter == "lora" and _on(found, "load-in-8bit"):
+        return False
+    return world_size == 1 or found.get("fsdp-version", ("2",)) == ("2",)
+
+
+def axolotl_fsdp_version(flags: Flags) -> str:
+    """Return the version of FSDP of axolotl's arguments with `fsdp_config`.
+
+    Source: `check_fsdp_version_in_fsdp_config` in `axolotl/utils/schemas/validation.py` of 0.19.
+    """
+    section: Mapping[str, Any] = {}
+    with suppress(ValueError):
+        section = json.loads(" ".join(flags.get("fsdp-config", ("{}",))))
+    given = " ".join(flags.get("fsdp-version", ()))
+    return given or str(section.get("version") or section.get("fsdp_version") or 1)
 
 
 def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:

@@ -516,3 +516,32 @@ def test_scales_of_four_bits_by_program(
         assert flat - nested == pytest.approx(
             quantised * (4 / 64 - 1 / 64 - 4 / (64 * 256)), rel=1e-3
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "fused"),
+    [
+        ({}, True),
+        ({"trust_remote_code": True}, False),
+        ({"trust_remote_code": False}, True),
+        ({"lora_o_kernel": False}, False),
+        ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, False),
+        ({"fsdp": ["full_shard", "auto_wrap"]}, False),
+        ({"fsdp_version": 1}, False),
+        ({"fsdp_version": 2, "optimizer": "adamw_torch_8bit"}, True),
+    ],
+)
+def test_fused_kernels_of_axolotl(tmp_path: Path, change: dict[str, Any], fused: bool) -> None:
+    """They are on by default except with FSDP1 on several GPUs, int8 and code of the model.
+
+    Source: `check_auto_enable_lora_kernels` of axolotl 0.19.
+    """
+    own = {key: value for key, value in AXOLOTL.items() if key != "lora_mlp_kernel"} | change
+    if "fsdp" in " ".join(change):
+        prefix = "" if change.get("fsdp_version") == 2 else "fsdp_"
+        own["fsdp_config"] = {f"{prefix}auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    found = axolotl(tmp_path, own)
+    withdrawn = {one.values["flag"] for one in found.findings if one.withdraws}
+    assert withdrawn == ({"--lora-mlp-kernel"} if fused else set())
+    sharded = "fsdp_config" in own
+    assert found.described is None or found.described.split.zero == 3 * sharded
