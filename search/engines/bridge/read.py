@@ -455,13 +455,16 @@ def _shown(value: Any) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """Return the Python value of the VALUE in a Hydra override `KEY=VALUE`."""
+    """Return the Python value of the VALUE in a Hydra override `KEY=VALUE`.
+
+    `null` alone is None; `none` is a text (grammar of Hydra, `OverrideLexer.g4`).
+    """
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     if text.startswith("[") and text.endswith("]"):
         return [_parsed(item) for item in filter(None, (i.strip() for i in text[1:-1].split(",")))]
-    if text.lower() in ("null", "none"):
+    if text.lower() == "null":
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -693,6 +696,9 @@ def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
             raise DocumentError(source, "expected a value, got an object", key=key)
         if key in _SWITCHES and value is not None and not isinstance(value, bool):
             raise DocumentError(source, f"expected true or false, got {shorten(value)}", key=key)
+        if key == "model.cuda_graph_impl" and value is None:
+            # `TransformerConfig.__post_init__` asserts the name of an implementation.
+            raise DocumentError(source, "expected an implementation or none, got null", key=key)
         known = not (isinstance(value, str) and value.startswith("$"))
         if key in (_LENGTH, *DATASET_LENGTHS) and known and not is_length(value):
             raise DocumentError(source, f"expected a whole number, got {shorten(value)}", key=key)

@@ -15,6 +15,7 @@ from autopar.errors import UnsupportedError
 from autopar.run.architecture import Experts, windows_of
 from autopar.run.run import Run
 from autopar.run.strategy import wide_ends
+from search.engines.bridge.keys import WHERE_TRUE
 from search.engines.bridge.read import ADAPTED
 from search.engines.bridge.recipes import (
     PACKS,
@@ -53,7 +54,11 @@ def write(run: Run, place: ExportTarget) -> Draft:
     version = _version(place)
     recipe = recipe_of(run, place)
     settings = settings_of(run, recipe)
-    given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}
+    given = {
+        key: _off(key) if value is None else value
+        for key, value in settings.items()
+        if not _is_said(key, value, recipe)
+    }
     path = required("BRIDGE_PATH", "set BRIDGE_PATH to a checkout of Megatron-Bridge")
     program = f'"{path}/scripts/training/run_recipe.py" "${{BRIDGE_ARGS[@]}}"'
     return Draft(
@@ -101,12 +106,30 @@ def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
     return key in _SIZES and own == value and type(own) is type(value)
 
 
+_OFF: Settings = {
+    "model.cuda_graph_impl": "none",
+    "model.cpu_offloading_num_layers": 0,
+    "model.activation_offload_fraction": 1.0,
+    "model.min_offloaded_tensor_size": 1 << 20,
+    "model.cross_entropy_fusion_impl": "native",
+    "model.make_vocab_size_divisible_by": 128,
+    "mixed_precision.fp8_dot_product_attention": False,
+    "ddp.num_distributed_optimizer_instances": 1,
+}
+"""Key whose type excludes null -> default of Megatron-Core and Megatron-Bridge."""
+
+
+def _off(key: str) -> Any:
+    """Return the value that undoes a setting of a recipe; None, written as null, if allowed."""
+    return False if key in WHERE_TRUE else _OFF.get(key)
+
+
 # --------------------------------------------------------------------------------------------------
 # Settings of a run.
 
 
 def settings_of(run: Run, recipe: Recipe) -> Settings:
-    """Return all settings of a run by dotted key; None means `null`."""
+    """Return all settings of a run by dotted key; None means that of Megatron-Core."""
     sections = any(key.startswith("comm_overlap.") for key in recipe.settings)
     return {
         **_model(run, recipe),
@@ -505,8 +528,7 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
-    # Quoted, because `_parsed` reads an unquoted `none` as null.
-    return "'none'" if value == "none" else str(value)
+    return str(value)
 
 
 def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:

@@ -381,6 +381,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "-g", "gb200"], "read", "the recipe is that of gb200, and it is priced for h100"),
         ([*LLAMA, "-cv", "v7"], "not priced", "its variants are v1, v2"),
         ([*LLAMA, "model.cuda_graph_impl=local"], "not priced", "CUDA"),
+        ([*LLAMA, "model.cuda_graph_impl=null"], "illegal", "or none, got null"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_the_words_of_the_file(

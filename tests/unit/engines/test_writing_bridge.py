@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ PERFORMANCE = [
 ]
 
 
+NULLABLE = {
+    *(f"model.{name}" for name in (
+        "activation_func_clamp_value", "attention_backend", "cp_comm_type", "cuda_graph_scope",
+        "hierarchical_context_parallel_sizes", "microbatch_group_size_per_vp_stage",
+        "moe_expert_capacity_factor", "moe_flex_dispatcher_backend", "moe_router_dtype",
+        "moe_router_num_groups", "moe_router_group_topk",
+        "moe_shared_expert_intermediate_size", "mtp_num_layers", "offload_modules",
+        "pipeline_model_parallel_layout", "recompute_granularity", "recompute_method",
+        "recompute_modules", "recompute_num_layers", "virtual_pipeline_model_parallel_size",
+    )),
+    *(f"comm_overlap.{name}" for name in ("bucket_size", "wgrad_deferral_limit")),
+    "ddp.bucket_size", "dataset.hf_dataset", "dataset.hf_validation_proportion",
+}  # fmt: skip
+"""Keys that are `Optional` in Megatron-Core and Megatron-Bridge, or null in recipes."""
+
+
 def of_recipe(recipe: Recipe, gpus: int, gpu: str) -> Run:
     """Return the run of a recipe on so many GPUs, with the layout that it chooses itself."""
     settings = {**recipe.settings}
@@ -67,7 +84,9 @@ def check(run: Run, model: str, kind: str = "pretrain") -> None:
 
     assert found.losses == ()
     assert without_effect(found.runs) == without_effect(run)
-    assert f"--recipe {model}_{kind}_config" in found.files["bridge_overrides.sh"]
+    script = found.files["bridge_overrides.sh"]
+    assert f"--recipe {model}_{kind}_config" in script
+    assert {*re.findall(r"([\w.]+)=null", script)} <= NULLABLE
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -174,6 +193,16 @@ def test_plans_that_no_hybrid_runs_are_not_searched(more: dict[str, Any], rule: 
     with pytest.raises(RuleError) as caught:
         of_search("nemotron-3-nano", **more)
     assert caught.value.ids == (rule,)
+
+
+def test_graphs_are_switched_off_by_name() -> None:
+    """`TransformerConfig.__post_init__` asserts an implementation, which null is not."""
+    recipe = named_recipe("llama3_8b_peft_config")
+    run = of_recipe(recipe, 8, "H100")
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    found = written(run, engine="megatron-bridge", place=place)
+    assert '"model.cuda_graph_impl=none"' in found.files["bridge_overrides.sh"]
+    assert found.runs.kernels.graphs == "none"
 
 
 @pytest.mark.parametrize(("model", "gpu", "precision", "gpus"), PERFORMANCE)
