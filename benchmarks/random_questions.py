@@ -45,6 +45,8 @@ TUNERS = ("megatron", "megatron", "deepspeed", "accelerate", "accelerate", "any"
 """Engines of questions about adapters."""
 PROGRAMS = ("", "llamafactory", "axolotl", "ms-swift")
 """Programs that receive the answers of accelerate and DeepSpeed, with adapters; empty: TRL."""
+KEYED = ("automodel", "verl")
+"""Programs that also receive shards of accelerate, with adapters of a base of 16 bits."""
 BASES = ("", "", "nf4", "nf4", "int8")
 """Precisions of frozen weights to draw from; empty: 16 bits, without the option."""
 SAME = 1e-9
@@ -107,7 +109,8 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
     # these programs have neither context ranks nor replicas of shards
     alike = degrees["cp"] == degrees["dp_replicate"] == 1
     if "lora" in asked and engine in ("accelerate", "deepspeed") and alike:
-        program = random.Random(str(asked)).choice(PROGRAMS)
+        keyed = engine == "accelerate" and degrees["zero"] and "lora-base" not in asked
+        program = random.Random(str(asked)).choice((*PROGRAMS, *(KEYED if keyed else ())))
     if program:
         yield "given to another program", program
     try:

@@ -22,6 +22,8 @@ _MOMENTS = 8.0
 """Two moments of Adam in fp32, bytes per parameter."""
 UPDATE = "temporary of the update"
 """Name of the temporary that an Adam update without a fused kernel makes."""
+REDUCED = ("input of the reduction", "whole gradients")
+"""Names of gradients in the type of their sum."""
 _ALWAYS: frozenset[Phase] = frozenset({"forward", "backward", "step"})
 _FORWARD: frozenset[Phase] = frozenset({"forward"})
 _BACKWARD: frozenset[Phase] = frozenset({"backward"})

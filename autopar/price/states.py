@@ -22,7 +22,7 @@ from autopar.price.parameters import (
     mlp_weights,
     projections_of,
 )
-from autopar.price.state_layouts import StateLayout, layout_of
+from autopar.price.state_layouts import REDUCED, StateLayout, layout_of
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import BLACKWELL, Optimizer, States as RunStates, Zero
@@ -418,9 +418,12 @@ def _recipe(
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
         master = replace(master, each_bytes=0.0)
-        # autocast copies fp32 weights alone
+        # autocast copies fp32 weights alone; FSDP2 reduces in the type that it is told
+        wide = states.keeper == "accelerate" and states.wide_gradients is True
         passing = tuple(
-            replace(entry, each_bytes=min(entry.each_bytes, element))
+            entry
+            if wide and entry.what in REDUCED
+            else replace(entry, each_bytes=min(entry.each_bytes, element))
             for entry in passing
             if entry.what != "copies of autocast"
         )
@@ -558,17 +561,18 @@ def _own(run: Run, weight: Weight) -> int:
 
 def is_joined(run: Run) -> bool:
     """Return True if embedding, last norm and head are one unit."""
-    transformers = run.kernels.module == "transformers"
-    states = run.runtime.states
-    return states.one_root or states.least_unit > 0 or transformers or run.model.tied
+    states, one = run.runtime.states, run.runtime.states.one_root
+    one = run.kernels.module == "transformers" if one is None else one
+    return one or states.least_unit > 0 or run.model.tied
 
 
 def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
     """Return the FSDP units of a chunk in the order of its forward.
 
     In torchtitan, each layer is a unit, the embedding is another, and so are final norm with head.
-    In transformers only layers are wrapped, so embedding, final norm and head are one unit. This
-    also holds for torchtitan before 2025 and for tied embeddings.
+    In transformers only layers are wrapped, so embedding, final norm and head are one unit, unless
+    the program wraps both tables. This also holds for torchtitan before 2025 and for tied
+    embeddings.
     """
     joined, least = is_joined(run), run.runtime.states.least_unit
     around = embedding_and_head_weights(run, chunk)

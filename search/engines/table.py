@@ -145,6 +145,26 @@ ENGINES: tuple[Engine, ...] = (
         as_run=function_of("huggingface.transformers.as_trainer"),
         asks_for_batch=True,
     ),
+    Engine(
+        name="automodel",
+        title="NeMo Automodel",
+        forms="YAML",
+        owns=function_of("tuners.automodel.owns"),
+        read=function_of("tuners.automodel.read"),
+        write=function_of("tuners.automodel.write"),
+        starts=("accelerate",),
+        as_run=function_of("tuners.automodel.as_trained"),
+    ),
+    Engine(
+        name="verl",
+        title="verl",
+        forms="script",
+        owns=function_of("tuners.verl.owns"),
+        read=function_of("tuners.verl.read"),
+        write=function_of("tuners.verl.write"),
+        starts=("accelerate",),
+        as_run=function_of("tuners.verl.as_trained"),
+    ),
     _layered("paddlenlp", "PaddleNLP"),
 )
 """All engines, preferred first among equally fast plans."""
@@ -271,8 +291,9 @@ def engine_of(source: Configuration) -> Engine:
         problem = _problem_of_script(source.path) if source.command is not None else None
         if problem is not None:
             raise DocumentError(source.path, problem)
+        plain = ("YAML", "script")
         known = [
-            one.title if one.forms == "YAML" else f"{one.title} ({one.forms})" for one in readers
+            one.title if one.forms in plain else f"{one.title} ({one.forms})" for one in readers
         ]
         kind = kind_of(source.document) if isinstance(source.document, dict) else None
         is_own = kind is not None and "autopar-" in kind

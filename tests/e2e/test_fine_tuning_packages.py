@@ -6,6 +6,8 @@ AUTOPAR_EXPORTS_PYTHON. Weights are not loaded.
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ import yaml
 from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
-from search.engines.huggingface.named_optimizers import word_of
+from search.engines.huggingface.named_optimizers import is_adam_of_torch, word_of
 from search.engines.huggingface.transformers import trains_narrow_weights
 from search.engines.table import as_trained
 from tests.e2e.test_export_packages import has, loaded
@@ -168,3 +170,95 @@ def test_ms_swift_takes_its_configuration(tmp_path: Path) -> None:
             assert result["four_bits"] is (adapters.base == "nf4")
             modules = {"query": 1, "value": 1, "projection": 1, "fc1": 2, "fc2": 1}
             assert len(result["targets"]) == sum(modules[one] for one in adapters.targets)
+
+
+def shards(run: Run) -> bool:
+    """Return True for a run in bf16 with Adam of torch, without context ranks or 4-bit base."""
+    adapters, precision = run.runtime.adapters, run.runtime.precision.kind
+    plain = adapters is None or adapters.base == "16 bits"
+    plain &= is_adam_of_torch(run.runtime.optimizer)
+    return plain and run.split.cp == 1 and precision == "bf16"
+
+
+@pytest.mark.skipif(not has("nemo_automodel", "0.7.0"), reason="needs nemo_automodel 0.7.0")
+def test_automodel_takes_its_recipe(tmp_path: Path) -> None:
+    """Its parser knows every key of automodel.yaml, and trains with the settings of the run."""
+    drawn = some(torch_runs(keeper="accelerate", trl=True), 120)
+    runs = [as_trained("automodel", run) for run in drawn if shards(run)]
+    folders = folders_of(runs, "automodel", tmp_path)
+
+    results: Any = loaded("load_automodel.py", [str(folder) for folder in folders], tmp_path)
+
+    assert len(runs) > 20
+    for run, result in zip(runs, results, strict=True):
+        adapters, strategy, sharded = run.runtime.adapters, run.strategy, run.split.zero > 0
+        narrow = run.runtime.optimizer.master_bytes == 0
+        flash = not run.kernels.repeated_heads
+        assert result["recipe"] == "TrainFinetuneRecipeForNextTokenPrediction"
+        assert (result["unknown"], result["data"]) == ([], "data")
+        assert result["length"] == run.seq_length
+        assert result["packing"] == (run.seq_length if flash else None)
+        assert result["padding"] == ("do_not_pad" if flash else "max_length")
+        assert (result["batch"], result["micro_batch"]) == (
+            strategy.global_batch,
+            strategy.micro_batch,
+        )
+        assert result["strategy"] == ("FSDP2Config" if sharded else "DDPConfig")
+        assert result["checkpointing"] is (strategy.recomputed.kind == "full")
+        assert result["loss"] == "MaskedCrossEntropy"
+        assert result["fused"] is run.runtime.optimizer.fused
+        assert result["optimizer"] == "AdamW"
+        assert result["model"]["torch_dtype"] == ("bfloat16" if narrow else "float32")
+        assert result["rank"] == (None if adapters is None else adapters.rank)
+        if sharded:
+            assert result["reduced"] == "torch.float32"
+            assert result["reshards"] is (run.split.zero == 3)
+            assert result["replicas"] == run.split.replicas
+            assert result["host"] is run.runtime.optimizer.offload_weights
+            assert result["defers"] is not run.syncs_each_batch
+        else:
+            assert result["autocast"] == ("None" if narrow else "torch.bfloat16")
+
+
+@pytest.mark.skipif(not has("verl", "0.9.1"), reason="needs verl 0.9.1, with hydra-core")
+def test_verl_takes_its_words(tmp_path: Path) -> None:
+    """Its configuration has every key of the command, and trains with the settings of the run."""
+    drawn = some(torch_runs(keeper="accelerate", trl=True), 200)
+    runs = [as_trained("verl", run) for run in drawn if shards(run) and run.split.zero]
+    folders = []
+    for number, run in enumerate(runs):
+        place = ExportTarget(num_nodes=1, gpus_per_node=run.strategy.gpus)
+        words = shlex.split(written(run, engine="verl", place=place).launch, comments=True)
+        own = tmp_path / str(number)
+        own.mkdir()
+        given = [
+            word.partition("${")[0] or word for word in words if "=" in word.partition("${")[0]
+        ]
+        (own / "words.json").write_text(json.dumps(given))
+        folders.append(str(own))
+
+    results: Any = loaded("load_verl.py", folders, tmp_path)
+
+    assert len(runs) > 20
+    for run, result in zip(runs, results, strict=True):
+        data, engine, strategy = result["data"], result["engine"], run.strategy
+        narrow = run.runtime.optimizer.master_bytes == 0
+        assert data["train_batch_size"] == strategy.global_batch
+        assert data["micro_batch_size_per_gpu"] == strategy.micro_batch
+        assert (data["max_length"], data["use_dynamic_bsz"]) == (run.seq_length, False)
+        assert (engine["strategy"], engine["reshard_after_forward"]) == (
+            "fsdp2",
+            run.split.zero == 3,
+        )
+        assert engine["model_dtype"] == ("bf16" if narrow else "fp32")
+        shard = strategy.gpus // run.split.replicas
+        assert engine["fsdp_size"] in ((-1, shard) if run.split.replicas == 1 else (shard,))
+        assert engine["offload_policy"] is run.runtime.optimizer.offload_weights
+        assert engine["use_no_sync_for_gradient_accumulation"] is not run.syncs_each_batch
+        assert result["model"]["use_remove_padding"] is True
+        again = result["model"]["enable_gradient_checkpointing"]
+        assert again is (strategy.recomputed.kind == "full")
+        adapters = run.runtime.adapters
+        assert result["model"]["lora_rank"] == (0 if adapters is None else adapters.rank)
+        fused = (result["optim"]["override_optimizer_config"] or {}).get("fused", False)
+        assert fused is run.runtime.optimizer.fused

@@ -176,6 +176,24 @@ def test_other_programs_say_all_of_a_fine_tuning(run: Run) -> None:
             read_back(trained, engine)
 
 
+@often(60, 600, torch_runs(keeper="accelerate", trl=True))
+def test_programs_with_keys_of_their_own_say_all_of_a_fine_tuning(run: Run) -> None:
+    """Recipes of Automodel and words of verl are the run as they train it, at its price."""
+    adapters = run.runtime.adapters
+    named = run.runtime.optimizer.kind not in ("sgd", "adafactor")
+    base = adapters is None or adapters.base == "16 bits"
+    usual = named and base and run.split.cp == 1 and run.runtime.precision.kind == "bf16"
+    for engine in ("automodel", "verl"):
+        trained = as_trained(engine, run)
+        if usual and (run.split.zero or engine == "automodel"):
+            read_back(trained, engine)
+            found = written(trained, engine=engine, place=place_of(run)).runs
+            assert account_of(found).peak_bytes == account_of(trained).peak_bytes
+        else:
+            with pytest.raises(UnsupportedError, match=r"context|bf16|base|shard|optimizer"):
+                read_back(trained, engine)
+
+
 @pytest.mark.whole
 @often(40, 600, megatron_runs())
 def test_bridge_says_all_of_a_launch_that_it_can(run: Run) -> None:

@@ -239,6 +239,8 @@ _PROGRAMS: Mapping[str, re.Pattern[str]] = {
     "trl": re.compile(r"(.*/)?trl|trl\.scripts\.sft|(.*/)?trl/scripts/sft\.py"),
     "axolotl": re.compile(r"axolotl(\.cli\.train)?"),
     "ms-swift": re.compile(r"(.*/)?swift|swift\.cli\.(sft|pt)|(.*/)?swift/cli/(sft|pt)\.py"),
+    "automodel": re.compile(r"automodel|nemo_automodel\.cli\.app"),
+    "verl": re.compile(r"verl(\.trainer\.sft_trainer)?"),
 }
 """Pattern of the path, module or command of each program with known defaults."""
 
@@ -285,7 +287,7 @@ def program_of_document(document: Mapping[str, Any]) -> str:
 
 def reads_yaml(program: str) -> bool:
     """Return True if the first argument of a program is a YAML file with all arguments."""
-    return known_program(program) in ("llamafactory", "axolotl", "ms-swift")
+    return known_program(program) in ("llamafactory", "axolotl", "ms-swift", "automodel")
 
 
 def written_flags(document: Mapping[str, Any]) -> Flags:

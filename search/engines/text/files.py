@@ -712,6 +712,8 @@ def _world(command: Command, environment: Mapping[str, str]) -> int | None:
     elif command.program in ("llamafactory-cli", "lmf", "swift"):
         each = "1" if command.program == "swift" else ""
         counts = [(own.get("NNODES", "1"),), (own.get("NPROC_PER_NODE", each),)]
+    elif command.program == "automodel":
+        counts = [flags_of(command.arguments).get("nproc-per-node", ())[:1]]
     elif "accelerate" in names:
         counts = [flags.get("num-processes", ())[:1]]
     else:

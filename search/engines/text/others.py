@@ -44,7 +44,8 @@ ENGINES: tuple[_Other, ...] = (
            r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b"
            r"|swift[/.](megatron[/.]cli\b|cli[/.](?!(sft|pt)\b)).*"),
     _Other("OpenRLHF", r"openrlhf\.cli\b.*"),
-    _Other("verl", r"verl\.(trainer|experimental|model_merger)\b.*|recipe\.\w+\.main_\w+",
+    _Other("verl", r"verl\.(trainer(?!\.sft_trainer\b)|experimental|model_merger)\b.*"
+           r"|recipe\.\w+\.main_\w+",
            keys=_keys("actor_rollout_ref", "trainer algorithm data")),
     _Other("slime", rf"{_WORKER}(\S*/)?train\w*\.py\b.*--actor-num-nodes\b.*",
            flags=frozenset({"actor-num-nodes", "rollout-num-gpus", "rollout-batch-size"})),
@@ -70,10 +71,9 @@ ENGINES: tuple[_Other, ...] = (
     _Other("axolotl", r"(\S*/)?axolotl\s+(?!train\b|\S+\.ya?ml)\w+|axolotl\.cli\.(?!train\b)\w+"),
     _Other("torchtune", r"(\S*/)?tune\s+(run|download)\b",
            keys=_keys("model._component_ tokenizer._component_", "model._component_ optimizer")),
-    _Other("NeMo", r"(\S*/)?nemo\s+llm\b|(\S*/)?automodel\s+\w+|nemo_automodel[/.].*"
-           r"|(\S*/)?nemo-rl\b.*",
-           keys=_keys("trainer exp_manager", "step_scheduler distributed model._target_",
-                      "recipe step_scheduler", "policy cluster data loss_fn")),
+    _Other("NeMo", r"(\S*/)?nemo\s+llm\b|(\S*/)?automodel\s+(?!\S+\.ya?ml\b)\w+"
+           r"|nemo_automodel[/.](?!cli\.app\b).*|(\S*/)?nemo-rl\b.*",
+           keys=_keys("trainer exp_manager", "policy cluster data loss_fn")),
     _Other("BioNeMo", r"(\S*/)?(train|finetune)_(esm2|evo2|geneformer)(\.py)?\b.*"
            r"|(\S*/)?bionemo[/.].*"),
     _Other("TRL's launcher", r"(\S*/)?trl\s+(sft|dpo|grpo|kto|reward|rloo)\b"),

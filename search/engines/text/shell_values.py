@@ -442,6 +442,8 @@ _PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
 """Pattern of training programs: Python files, and the launcher of Megatron-Bridge."""
 _TUNERS = re.compile(r"(.*/)?((llamafactory-cli|lmf|axolotl) train|swift (sft|pt))")
 """Pattern of commands that start ranks, mostly with the arguments in a YAML file."""
+_RECIPES = re.compile(r"(.*/)?automodel \S+\.ya?ml")
+"""Pattern of commands that start ranks, whose first argument is a YAML file."""
 _MODULE = re.compile(r"(?!torch\.|accelerate\.|deepspeed\.)\w+(\.\w+)+")
 """Pattern of modules that are no launchers and no tools around a program."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
@@ -482,6 +484,8 @@ def settled(arguments: list[str], holes: Holes) -> tuple[list[int], list[str]]:
 def program_of(words: list[str], holes: Holes) -> tuple[list[str], str, list[str]] | None:
     """Return (words before the program, program, words after it); None for any other command."""
     for before, (word, job) in enumerate(pairwise(words)):
+        if _RECIPES.fullmatch(f"{word} {job}"):
+            return words[:before], word.rpartition("/")[2], words[before + 1 :]
         if _TUNERS.fullmatch(f"{word} {job}"):
             return words[:before], word.rpartition("/")[2], words[before + 2 :]
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)

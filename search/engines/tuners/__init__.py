@@ -1,1 +1,1 @@
-"""LLaMA-Factory, axolotl and ms-swift: fine-tuning runs of accelerate and DeepSpeed."""
+"""Fine-tuning programs that train runs of accelerate and DeepSpeed."""

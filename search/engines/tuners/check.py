@@ -99,12 +99,17 @@ def _read(source: Configuration, asked: CheckOptions, title: str) -> CheckedFile
 # Runs that these programs cannot train, and packages that a run needs.
 
 
-def named_model(run: Run, place: ExportTarget, title: str) -> NamedModel:
+def named_model(
+    run: Run,
+    place: ExportTarget,
+    title: str,
+    keepers: tuple[str, ...] = ("accelerate", "deepspeed", "ddp"),
+) -> NamedModel:
     """Return the model of a run without tensor and context ranks, which programs like this lack.
 
-    title : name of the program. Raises errors as `write`.
+    title : name of the program. keepers : as in `refuse_others`. Raises errors as `write`.
     """
-    refuse_others(run, title, ("accelerate", "deepspeed", "ddp"))
+    refuse_others(run, title, keepers)
     refuse_splits(run, title, cp=False)
     if run.split.tp * run.split.cp > 1:
         raise UnsupportedError(
