@@ -66,15 +66,17 @@ def _changed(text: str, suffix: str, file: CheckedFile, changes: Changes) -> str
             assert after is not None, "a change has a value before or after"
             found = _added(found, suffix, file, key, after)
         else:
-            found = _replaced(found, key, before, after)
+            found = _replaced(found, key, before, after, is_yaml=suffix == ".yaml")
     return found
 
 
-def _replaced(text: str, key: str, before: str, after: str | None) -> str | None:
+def _replaced(text: str, key: str, before: str, after: str | None, *, is_yaml: bool) -> str | None:
     """Return the text with a setting replaced, or removed for `after` None.
 
     None if the setting does not occur exactly once, with its value or with a variable of it.
     """
+    if is_yaml and not before:
+        before = "true"  # of a switch
     found = list(_setting(key, before).finditer(text))
     if not found and before and after is not None:
         return _in_variable(text, key, before, after)
@@ -82,7 +84,7 @@ def _replaced(text: str, key: str, before: str, after: str | None) -> str | None
         return None
     one = found[0]
     if after is None:
-        return _without(text, one)
+        return _without_line(text, one) if is_yaml else _without(text, one)
     if not before:  # a flag without a value
         return None
     return text[: one.start("value")] + after + text[one.end("value") :]
@@ -117,10 +119,17 @@ def _without(text: str, one: re.Match[str]) -> str | None:
     )
 
 
+def _without_line(text: str, one: re.Match[str]) -> str | None:
+    """Return a YAML text without the line of a setting; None if the line has more."""
+    start, end = text.rfind("\n", 0, one.start()) + 1, text.find("\n", one.end())
+    end = len(text) if end < 0 else end
+    alone = not text[start : one.start()].strip() and not text[one.end() : end].strip()
+    return text[:start] + text[end + 1 :] if alone else None
+
+
 def _setting(key: str, value: str | None = None) -> re.Pattern[str]:
     """Return a pattern of a setting in a script, TOML, YAML or JSON; None matches any value."""
-    name = re.escape(key.lstrip("-").rpartition(".")[2]).replace(r"\-", "-")
-    name = name.replace("-", "[-_]").replace("_", "[-_]").replace("[-[-_]]", "[-_]")
+    name = rf"{_name_in(key)}|{_name_in(key.rpartition('.')[2])}"
     if value == "":
         words = r"(?P<value>)"
     elif value is None:
@@ -129,8 +138,14 @@ def _setting(key: str, value: str | None = None) -> re.Pattern[str]:
         spaced = r"[ \t]+".join(re.escape(word) for word in value.split())
         words = rf"""[ \t]*[:= \t][ \t]*["']?(?P<value>{spaced})["']?"""
     return re.compile(
-        rf"""(?<![\w.-])(?P<quote>["']?)(?P<name>(?:--)?{name})(?P=quote){words}(?![\w.-])"""
+        rf"""(?<![\w.-])(?P<quote>["']?)(?P<name>(?:--)?(?:{name}))(?P=quote){words}(?![\w.-])"""
     )
+
+
+def _name_in(key: str) -> str:
+    """Return a pattern of the name of a setting, with `-` or `_` between its words."""
+    name = re.escape(key.lstrip("-")).replace(r"\-", "-")
+    return name.replace("-", "[-_]").replace("_", "[-_]").replace("[-[-_]]", "[-_]")
 
 
 def _added(text: str, suffix: str, file: CheckedFile, key: str, value: str) -> str | None:
@@ -139,6 +154,9 @@ def _added(text: str, suffix: str, file: CheckedFile, key: str, value: str) -> s
     if flag.startswith("--") and suffix not in _LEAVES:
         return _with_flag(text, file, flag)
     section, _, name = key.rpartition(".")
+    if suffix == ".yaml" and flag.startswith("--"):
+        # files of fine-tuning programs have their arguments as keys
+        name = name.lstrip("-").replace("-", "_")
     plain = value.lstrip("-").isdigit() or value in ("true", "false")
     quoted = value if plain or suffix == ".yaml" else f'"{value}"'
     if suffix == ".json":

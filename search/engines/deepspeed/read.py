@@ -37,7 +37,7 @@ from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.arguments import Unpriced
 from search.engines.candidate import linear_targets, renames_experts
 from search.engines.deepspeed.rules import FILE, SPACE
-from search.engines.huggingface.models import model_named, projections_of
+from search.engines.huggingface.models import model_named, projections_of, tokens_of_images
 from search.engines.huggingface.named_optimizers import has_narrow_adapters
 from search.engines.huggingface.optimizers import (
     script_kernels,
@@ -230,6 +230,10 @@ def script_of(
             "Use --model FOLDER with its config.json",
         )
     length = asked.seq_length or words.number(*LENGTHS, *_HALVES)
+    notes = meant.taken
+    if length is None and found.has_patches:
+        length = tokens_of_images(name, None if asked.model else beside)
+        notes = (*notes, f"{length} tokens of a sample follow from the sizes of {shorten(name)}")
     if asked.seq_length:
         words.asked.update((*LENGTHS, *_HALVES))
     if length is None:
@@ -274,7 +278,7 @@ def script_of(
         and not takes_factory_words(flags, asked.program),
         kernels=script_kernels(words, asked.program),
         global_batch=asked.global_batch,
-        notes=meant.taken,
+        notes=notes,
         words=words,
     )
 

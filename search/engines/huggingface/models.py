@@ -190,11 +190,32 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
 
     Raises DocumentError or InputError for an invalid or unsupported config.json.
     """
-    path = named_path(name, beside) or Path(name)
-    for config in (path, path / "config.json"):
-        if config.suffix == ".json" and config.is_file():
-            return model_of_config(load_object(config).data, config)
+    config = _config_named(name, beside)
+    if config is not None:
+        return model_of_config(load_object(config).data, config)
     return published_model(name)
+
+
+def _config_named(name: str, beside: Path | None) -> Path | None:
+    path = named_path(name, beside) or Path(name)
+    files = (one for one in (path, path / "config.json") if one.suffix == ".json")
+    return next((one for one in files if one.is_file()), None)
+
+
+def tokens_of_images(name: str, beside: Path | None = None) -> int | None:
+    """Return the tokens of a sample of a model of images or videos; None for another model.
+
+    They follow from the pixels that its config.json or model.json names. Parameters and errors as
+    `model_named`.
+    """
+    config, shipped = _config_named(name, beside), shipped_model(name)
+    if config is not None:
+        spec = _spec_of_config(load_object(config).data, config, None)
+    elif shipped in model_names():
+        spec = load_spec(shipped)
+    else:
+        return None
+    return spec.layers[0].seq_length if has_patches(spec) else None
 
 
 def published_model(name: str) -> Model | None:
@@ -255,10 +276,14 @@ def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
     Raises DocumentError for an unknown family. Raises InputError for a model whose layers differ in
     more than experts and attention windows.
     """
-    if config.get("format") == FORMAT:
-        return _of_torch(parse_own(path, config))
     # A run has its own sequence length, so the file need not contain one.
-    return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
+    return _of_torch(_spec_of_config(config, path, _ANY_LENGTH))
+
+
+def _spec_of_config(config: Mapping[str, Any], path: Path, seq_length: int | None) -> ModelSpec:
+    if config.get("format") == FORMAT:
+        return parse_own(path, config)
+    return parse_hugging_face(path, config, seq_length=seq_length)
 
 
 def _of_torch(spec: ModelSpec) -> Model:

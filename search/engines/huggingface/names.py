@@ -174,7 +174,7 @@ _HARMLESS: Mapping[str, str] = {
         train_dataloader_shuffle truncation_strategy use_chat_template use_flash_ckpt use_hf
         eval_use_evalscope response_prefix use_logits_to_keep val_dataset val_dataset_shuffle
 
-        vit_gradient_checkpointing problem_type
+        vit_gradient_checkpointing problem_type ENV
     """,
 }
 """Arguments that change neither memory nor time, by topic.

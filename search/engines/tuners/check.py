@@ -6,6 +6,8 @@ Their arguments are those of Hugging Face's Trainer, partly by other names, whic
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -67,8 +69,14 @@ def read_axolotl(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
 def read_swift(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a file describes, with the findings about it; raises DocumentError."""
+    # `parse_yaml_args` of `swift/cli/main.py` sets the variables in the file that are not set
+    found = _variables_in(source)
+    source = replace(source, environment={**found, **source.environment})
     cards = source.environment.get("CUDA_VISIBLE_DEVICES", "")
     ranks = {"NPROC_PER_NODE", "NNODES"} & source.environment.keys()
+    sizes = [source.environment.get(name, "1") for name in ("NNODES", "NPROC_PER_NODE")]
+    if ranks & found.keys() and all(size.isdigit() and len(size) < 9 for size in sizes):
+        source = replace(source, world_size=math.prod(map(int, sizes)))
     if "," in cards and source.world_size == 1 and not ranks:
         # `device_map` of transformers places the layers (`swift/utils/torch_utils.py`)
         raise DocumentError(
@@ -76,13 +84,22 @@ def read_swift(source: Configuration, asked: CheckOptions) -> CheckedFile:
             f"one process has the GPUs {shorten(cards)}, whose layers take turns and have no price",
             remedy="Set NPROC_PER_NODE to their number",
         )
-    found = _read(source, asked, "ms-swift")
+    result = _read(source, asked, "ms-swift")
     flags = deepspeed.script_flags(source)
     kernel = " ".join(flags.get("attn-impl", ("sdpa",)))
     packs = [name for name in ("packing", "padding-free") if _is_on(flags, name)]
     packs = [name for name in packs if not kernel.startswith("flash")]
     illegal = broken(FILE, {"packing": "".join(packs[:1]).replace("-", "_"), "kernel": kernel})
-    return replace(found, findings=(*illegal, *found.findings)) if illegal else found
+    return replace(result, findings=(*illegal, *result.findings)) if illegal else result
+
+
+def _variables_in(source: Configuration) -> dict[str, str]:
+    """Return the variables in the section `ENV` of a file; raises DocumentError."""
+    with suppress(ValueError):
+        section = json.loads("".join(deepspeed.all_flags(source).get("ENV", ("{}",))))
+        if isinstance(section, dict):
+            return {name: str(value) for name, value in section.items()}
+    raise DocumentError(source.path, "expected names and values", key="ENV")
 
 
 def _is_on(flags: Flags, name: str) -> bool:

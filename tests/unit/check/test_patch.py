@@ -48,6 +48,39 @@ ZERO = """\
   "zero_optimization": {"stage": 3, "overlap_comm": true}
 }
 """
+AXOLOTL = """\
+base_model: Qwen/Qwen3-8B
+adapter: lora
+lora_r: 16
+lora_target_linear: true
+lora_mlp_kernel: false
+datasets: [data]
+sequence_len: {length}
+micro_batch_size: {micro}
+gradient_accumulation_steps: 2
+attn_implementation: flash_attention_2
+bf16: true
+"""
+AUTOMODEL = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 1
+model:
+  pretrained_model_name_or_path: Qwen/Qwen3-8B
+  force_hf: true
+  use_liger_kernel: false
+distributed:
+  strategy: fsdp2
+  activation_checkpointing: true
+dataset:
+  seq_length: 1024
+"""
+VERL = """\
+torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B \\
+  data.train_batch_size=64 data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=1 \\
+  data.max_length=1024 engine.strategy=fsdp2 model.enable_gradient_checkpointing=True
+"""
 SOURCED = 'source "$(dirname "$0")/sizes.sh"\n' + SCRIPT.format(tp=4).replace("80", "$LAYERS", 1)
 MODEL = ("--model", "llama3-8b", "--seq-length", "8192")
 
@@ -60,6 +93,15 @@ MODEL = ("--model", "llama3-8b", "--seq-length", "8192")
         ("job.toml", TOML, ("--hardware", "h100:4x8")),
         ("ds.json", ZERO, ("--hardware", "h200:1x8", *MODEL)),
         ("jobs/job.sh", SOURCED, ("--hardware", "h100:8x8")),
+        # a key is removed, and one is added
+        (
+            "job.yaml",
+            AXOLOTL.format(micro=1, length=2048) + "gradient_checkpointing: true\n",
+            ("--hardware", "h100:1x8"),
+        ),
+        ("job.yaml", AXOLOTL.format(micro=2, length=8192), ("--hardware", "h100:1x8")),
+        ("recipe.yaml", AUTOMODEL, ("--hardware", "h100:1x8")),
+        ("run.sh", VERL, ("--hardware", "h100:1x8")),
     ],
 )
 def test_a_patched_file_is_the_suggested_run(

@@ -36,7 +36,7 @@ from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.space import EngineContext, run_of
-from search.engines.table import engine_space
+from search.engines.table import engine_space, read_checked
 from search.planning.uniform.infeasibility import violated_rule
 from search.planning.uniform.summary import PATCHES
 from search.show.summary import SCREEN_HEIGHT, SCREEN_WIDTH
@@ -426,3 +426,20 @@ def test_a_launch_with_tensor_ranks_is_not_priced(tmp_path: Path) -> None:
     }))  # fmt: skip
     found = autopar.check(str(path), hardware="h100:1x8", model="vit-l", seq_length=197)
     assert [one["id"] for one in found["launches"][0]["findings"]] == ["patches.tensor"]
+
+
+def test_tokens_of_a_script_follow_from_the_pixels(tmp_path: Path) -> None:
+    """`autopar check` needs no length for a model of images, by name or by its config.json."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(BY_CLASS["vit"]))
+    own = parse_hugging_face(Path("config.json"), BY_CLASS["vit"]).layers[0].seq_length
+    for name, tokens in (("vit-l", 197), ("flux.1-dev", 4608), ("./model", own)):
+        path = tmp_path / "run.sh"
+        path.write_text(
+            "torchrun --nproc_per_node 8 train.py --bf16 --per_device_train_batch_size 2 "
+            f"--model_name_or_path {name}\n"
+        )
+        found = read_checked(str(path), world_size=8, gpu="h100-80gb")
+        assert found.run is not None, found.findings
+        assert found.run.seq_length == tokens
+        assert any(str(tokens) in one.text for one in found.findings if one.kind == "read")

@@ -227,3 +227,19 @@ def test_a_plan_has_its_price(tmp_path: Path) -> None:
     assert (document["model"], document["use_hf"]) == ("Qwen/Qwen3-8B", True)
     # without flash attention samples are padded
     assert document["packing"] is False
+
+
+def test_variables_in_a_file(tmp_path: Path) -> None:
+    """`ENV` sets variables that are not set, such as the number of ranks (`parse_yaml_args`)."""
+    document = {"ENV": {"NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+                "model": "Qwen/Qwen3-8B", "tuner_type": "lora", "dataset": ["a#500"],
+                "torch_dtype": "bfloat16", "max_length": 2048}  # fmt: skip
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(document))
+    alone = read_checked(str(tmp_path / "sft.yaml"), world_size=None, gpu="h100-80gb")
+    assert not alone.withdrawn
+    assert run_in(alone).strategy.gpus == 4
+    assert run_in(checked(tmp_path, "swift sft sft.yaml\n", 4)) == run_in(alone)
+    assert run_in(checked(tmp_path, "NPROC_PER_NODE=2 swift sft sft.yaml\n", 2)).strategy.gpus == 2
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump({**document, "ENV": "NPROC_PER_NODE"}))
+    with pytest.raises(DocumentError, match="ENV"):
+        read_checked(str(tmp_path / "sft.yaml"), world_size=4, gpu="h100-80gb")
