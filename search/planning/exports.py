@@ -346,7 +346,10 @@ def export_document(
         "status": status,
         "engine": export.engine,
         "engine_version": export.engine_version,
-        "losses": [{"field": loss.field, "what": loss.what} for loss in export.losses],
+        "losses": [
+            *({"field": loss.field, "what": loss.what} for loss in export.losses),
+            *([{"field": "memory", "what": export.too_large}] if export.too_large else []),
+        ],
         "plan": None if export.plan is None else strategy_document(export.plan),
         "as_run": dict(export.as_run),
         "search": export.search or None,

@@ -21,6 +21,8 @@ _DETAILS = (
     *("terms_s", "terms_s_per_sample", "stages", "predicted", "plan", "options"),
 )
 """Keys omitted while an answer is too long, the first ones first."""
+_TABLES = ("models", "cards")
+"""Lists with an entry for each name; their last columns are omitted, and no entry."""
 _BEST = ("launch", "plan")
 """Keys of the best plan, whose details are omitted last."""
 _NEEDED = ("predicted", "plan", "options")
@@ -64,6 +66,7 @@ class _Shortened:
         whole = {*_BEST, *HEAD, *kept}
         others = [value for key, value in self.document.items() if key not in whole]
         self._drop_details(others)
+        self._drop_columns()
         self._drop_entries(spared=HEAD)
         self._drop_details([self.document], spared=_NEEDED)
         self._drop_keys()
@@ -96,6 +99,15 @@ class _Shortened:
         inside = {key for one in _objects(value) for key in one}
         if value and not self.kept & {name, *inside}:
             self.omitted[name] += len(_written(owner.pop(name)))
+
+    def _drop_columns(self) -> None:
+        """Omit the last keys of the entries of a table, except for their names."""
+        for table in _TABLES:
+            entries = self.document.get(table) or [{}]
+            for name in [*entries[0]][:0:-1]:
+                if self.too_long and name not in self.kept:
+                    gone = [one.pop(name) for one in entries if name in one]
+                    self.omitted[name] += len(_written(gone))
 
     def _drop_entries(self, spared: Collection[str] = ()) -> None:
         """Omit the second half of the longest list, inner lists first."""

@@ -413,7 +413,8 @@ def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
     if x["pipeline_interleaving"] > 1:
         yield f"v{x['pipeline_interleaving']}"
     yield f"tiers {x['tensor_par_net']}/{x['pipeline_par_net']}/{x['data_par_net']}"
-    if x["tensor_par"] > 1:
+    # without tensor ranks the type changes activations only, and `rs_ag redo` makes them smallest
+    if x["tensor_par"] > 1 or (x["tensor_par_comm_type"], x["seq_par_ag_redo"]) != ("rs_ag", True):
         again = " redo" if x["seq_par_ag_redo"] else ""
         overlap = "" if x["tensor_par_overlap"] == "none" else f" {x['tensor_par_overlap']}"
         yield f"{x['tensor_par_comm_type']}{again}{overlap}"

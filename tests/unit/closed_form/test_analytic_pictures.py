@@ -88,3 +88,12 @@ def test_rates_of_degrees_are_the_best_of_all_executions() -> None:
     assert kept == best
     assert len(best) > 4
     assert found.best == explore(*documents, space, top=1).best
+
+
+def test_executions_have_different_words() -> None:
+    """Two executions of a list differ in their words, also without tensor ranks."""
+    documents = load_application("llama2-7b").application, calculon_system("h100")
+    found = explore(*documents, Space(num_procs=4, max_batch=16), top=300, threads=2).best
+    words = [f"{one.degrees}, {one.switches}" for one in found]
+    assert len(words) == 300
+    assert len({*words}) == len(words)

@@ -341,3 +341,18 @@ def test_parts_of_an_answer_by_name() -> None:
     assert "'stages'" in str(told.value)
     small = {**document, "question": {}, "launch": {}, "engines": [], "note": ""}
     assert json.loads(answer_text(small)) == small
+
+
+@pytest.mark.parametrize(("tool", "entries"), [("list_models", "models"), ("list_cards", "cards")])
+def test_a_list_names_all_its_entries(place: Path, tool: str, entries: str) -> None:
+    """Columns are omitted, and no name; each omitted column can be asked for."""
+    text = ask(place, tool, {}).text
+    short, full = json.loads(text), json.loads(ask(place, tool, {"detail": "full"}).text)
+    assert len(text) <= LIMIT
+    assert [one["name"] for one in short[entries]] == [one["name"] for one in full[entries]]
+    gone = full[entries][0].keys() - short[entries][0].keys()
+    assert all(name in short["notices"][-1] for name in gone)
+    if gone:
+        name = min(gone)
+        again = json.loads(ask(place, tool, {"detail": [name]}).text)
+        assert [one[name] for one in again[entries]] == [one[name] for one in full[entries]]

@@ -168,3 +168,18 @@ def test_an_export_recomputes_where_no_micro_batch_fits(tmp_path: Path) -> None:
     assert launch["odds_of_oom"] < 0.01
     section = json.loads((files / "autopar_fsdp.json").read_text())["fsdp_config"]
     assert section["activation_checkpointing"] is True
+
+
+def test_a_program_without_room_says_so_in_its_object(folder: Path) -> None:
+    """A plan that fits with the fused head of TRL, and not with the logits of another program."""
+    plan, files = folder / "plan.json", folder / "job"
+    words = {"model": "qwen3-8b", "hardware": "a100-40gb:1x8", "engine": "accelerate"}
+    sizes = {"lora": "8", "seq_length": "32768", "micro_batch_size": "1"}
+    asked = ask("search", **words, **sizes, output_config_path=str(plan))
+    assert asked.to_dict()["exit_code"] == 0
+    found = ask("export", str(plan), out=str(files), to="llamafactory").to_dict()
+    assert (found["exit_code"], found["status"], found["files"]) == (3, "refused", [])
+    (one,) = found["losses"]
+    assert one["field"] == "memory"
+    assert "GiB" in one["what"]
+    assert not files.exists()
