@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta, ValidationError, convert
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import FieldInfo
 
 from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
 from autopar.limits import (
@@ -511,7 +511,7 @@ def is_plain(kind: Any) -> bool:
         return (
             not hasattr(kind, "prepared")
             and not issubclass(kind, Entry)
-            and all(is_plain(one.type) for one in fields(kind))
+            and all(is_plain(one.type) for one in fields_of(kind).values())
         )
     return get_origin(kind) is Literal or kind in (Any, bool, int, str, NoneType)
 
@@ -520,7 +520,7 @@ def is_plain(kind: Any) -> bool:
 def _has_any(kind: Any) -> bool:
     """Return True if a record's field, or an item in it, may have a value of any type."""
     if is_record(kind):
-        return any(_has_any(one.type) for one in fields(kind))
+        return any(_has_any(one.type) for one in fields_of(kind).values())
     return kind is Any or any(map(_has_any, get_args(kind)))
 
 

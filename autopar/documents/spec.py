@@ -17,7 +17,6 @@ from autopar.documents import catalog
 from autopar.documents.checks import CONFIG, MODEL, check_kind, published
 from autopar.documents.json import load_object, read_record, write_json
 from autopar.errors import DocumentError, OptionError
-from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import checked_layer, checked_model
 from autopar.records import Positive, Record, replace, shorten, typed
 from autopar.run.model import LayerSpec, ModelSpec
@@ -128,6 +127,8 @@ def load_spec(
         # Without `format`, a file with layers and without a family is a `model.json`.
         spec = parse_own(path, data)
     else:
+        from autopar.families.config import parse_hugging_face
+
         check_kind(path, data, CONFIG, MODEL, remedy="See `autopar models` for shipped names")
         # A config.json has one length for all types, except T5, which has another key.
         length = seq_length[0] if seq_length and len(seq_length) == 1 else None

@@ -641,6 +641,11 @@ def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
         )
 
 
+def has_context_degrees(plan: Plan) -> bool:
+    """Return True if a part of the plan has a context degree, which Galvatron v2.4 ignores."""
+    return plan.vocab.cp > 1 or any(layer.cp > 1 for layer in plan.layers)
+
+
 def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
     """Return the properties of a plan, in words, that no release of Galvatron's file supports."""
     # The newest release has keys for expert degrees and for the vocabulary's context degree.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, field
-from msgspec.structs import fields
 from numpy.typing import NDArray
 
 from autopar.documents import catalog
@@ -45,7 +44,7 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import Record, expected_of, record_of, replace, shorten, typed
+from autopar.records import Record, expected_of, fields_of, record_of, replace, shorten, typed
 from autopar.sources import CARD_ROLE, Source
 from autopar.units import MIB
 
@@ -442,7 +441,7 @@ _SECTIONS: dict[str, type[Record]] = {
 _OPTIONAL = {
     f"{section}.{one.name}": expected_of(one.type)
     for section, part in _SECTIONS.items()
-    for one in fields(part)
+    for one in fields_of(part).values()
     # A card may omit `host`, so that keys required inside it are optional here.
     if (section == "host" or not one.required) and one.name != "architecture"
 }

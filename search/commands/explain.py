@@ -175,10 +175,10 @@ def _explain_launch(
     from search.planning.uniform.summary import priced_of
     from search.questions.given import given_launch
     from search.request.interface import fixed_by_rule
-    from search.show.files import against_entry
     from search.show.pictures.files import pictures_of
     from search.show.summary import SCREEN_WIDTH
     from search.show.terminal import show_explained
+    from search.show.uniform_files import against_entry
 
     request = build_request(raw)
     if request.engine is not None:

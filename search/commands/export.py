@@ -430,7 +430,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     from search.engines.table import engine_space
     from search.planning.uniform.answer import UniformResult, evaluated
     from search.planning.uniform.imports import import_launch
-    from search.show.files import launch_document, launch_file_name, launch_text
+    from search.show.uniform_files import launch_document, launch_file_name, launch_text
 
     found = import_launch(source, own.plan, raw)
     for note in found.notes:

@@ -286,7 +286,7 @@ def _show_launches(
     """
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
-    from search.show.files import launch_file_name, launch_result, launch_text
+    from search.show.uniform_files import launch_file_name, launch_result, launch_text
 
     pictures = _pictures(request, [request.inputs.model])
     json_path = request.output.json_path
@@ -378,8 +378,8 @@ def _plot(
 def _show_none(request: Request, found: UniformResult, document: dict[str, object]) -> int:
     """Print why no plan fits, and suggestions with which one fits; return the exit code."""
     from search.questions.suggestions import remedies
-    from search.show.files import remedy_entry
     from search.show.terminal import infeasible_lines, remedy_line, show_infeasible
+    from search.show.uniform_files import remedy_entry
 
     ways = working("searching configurations that fit", lambda: remedies(found.question))
     lines = [*infeasible_lines(found), *map(remedy_line, ways)]
@@ -706,8 +706,7 @@ def _files(
     """Return the files of a plan and the messages about them."""
     if paths is None or result.plan is None:
         return {}, []
-    from autopar.documents.strategy import unsaid_by_galvatron
-    from search.engines.galvatron.plan import has_context_degrees
+    from autopar.documents.strategy import has_context_degrees, unsaid_by_galvatron
     from search.show.files import output_texts
 
     files = output_texts(

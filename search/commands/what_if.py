@@ -339,7 +339,7 @@ def _plan_texts(answer: CombinationResult, path: Path) -> dict[Path, str]:
     assert answer.request is not None
     if answer.launches is not None:
         from autopar.documents.catalog import portable_options
-        from search.show.files import launch_text
+        from search.show.uniform_files import launch_text
 
         own = _own_file(path)
         asked = portable_options(answer.request.given, own)

@@ -366,13 +366,13 @@ def chosen(
 
     spaces : searches for uniform plans by engine variant, as in `answer`
     """
-    from search.planning.uniform.answer import answer
-    from search.planning.uniform.summary import best_of
-
     route = route or route_of(request)
     question = route.launches
     if question is None:
         return _per_layer(request, route)
+    from search.planning.uniform.answer import answer
+    from search.planning.uniform.summary import best_of
+
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
     try:
         found = answer(question, shares, spaces=spaces)

@@ -77,7 +77,7 @@ class GivenLaunch(Record):
 
         asked : options to store: `request` with paths relative to the JSON file
         """
-        from search.show.files import launch_document
+        from search.show.uniform_files import launch_document
 
         document = content_of(launch_document(self.found, asked), whole=True)
         return {**document, "status": "evaluated"}

@@ -16,11 +16,10 @@ from autopar.price.oom_risk import rarely_validated, reserved_range
 from autopar.rates.accuracy import probability_faster
 from autopar.run.rules import Notice
 from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
-from search.show.files import OF_MEMORY, assessed_entry
 from search.show.lengths import TABLE, length_rows, lengths_entry, table_rows
 from search.show.settings import LABELS, all_settings, new_settings, settings_on_screen
 from search.show.summary import SCREEN_HEIGHT
-from search.show.terms import FEATURE_NAMES, memory_name, time_name
+from search.show.terms import FEATURE_NAMES, OF_MEMORY, assessed_entry, memory_name, time_name
 
 if TYPE_CHECKING:
     from autopar.price.account import Account

@@ -1,4 +1,4 @@
-"""Printed names of the terms of a step time and of a peak memory.
+"""Terms of a step time and of a peak memory: their printed names, and their entry in `--json`.
 
 Documents keep the keys of `autopar.price.step` and the names of `autopar.price.account`.
 """
@@ -6,6 +6,13 @@ Documents keep the keys of `autopar.price.step` and the names of `autopar.price.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autopar.price.oom_risk import rarely_validated, reserved_range
+from autopar.training.throughput import throughput_entry
+
+if TYPE_CHECKING:
+    from autopar.price.assessment import Assessment, Target
 
 TIME_NAMES: Mapping[str, str] = {
     # Uniform plans.
@@ -85,3 +92,43 @@ FEATURE_NAMES: Mapping[str, str] = {
 }
 """Name of a feature of `autopar.price.oom_risk.rarely_validated` by its name in documents, where
 both differ."""
+
+
+OF_MEMORY = ("stages", "odds_of_oom", "few_measured_runs_have")
+"""Keys of `assessed_entry` that depend on the memory of the run."""
+
+
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the assessment of a uniform plan as an object, in seconds, bytes and shares.
+
+    price : price of a GPU-hour.
+    """
+    step = assessment.step
+    return {
+        "stages": [
+            {
+                "stage": account.stage,
+                "states_bytes": account.states_bytes,
+                "peak_bytes": account.peak_bytes,
+                "reserved_bytes": [
+                    round(end) for end in reserved_range(assessment.run, account.peak_bytes)
+                ],
+                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
+            }
+            for account in assessment.accounts
+        ],
+        "capacity_bytes": target.capacity_bytes,
+        "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(rarely_validated(assessment.run)),
+        "step_time_s": None if step is None else step.total_s,
+        "step_time_interval_s": None
+        if assessment.interval_s is None
+        else list(assessment.interval_s),
+        "not_priced": assessment.untimed,
+        "terms_s": {} if step is None else dict(step.terms_s),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
+    }

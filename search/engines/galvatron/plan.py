@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 from autopar.documents.json import load_object, read_record, value_reader
 from autopar.documents.plan import read_strategy
-from autopar.documents.strategy import galvatron_document
+from autopar.documents.strategy import galvatron_document, has_context_degrees
 from autopar.errors import DocumentError
 from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
@@ -353,11 +353,6 @@ def lower(job: ExportJob) -> ExportedPlan:
         launch=_launch(job),
         notes=tuple(notes),
     )
-
-
-def has_context_degrees(plan: Plan) -> bool:
-    """Return True if a part of the plan has a context degree above 1."""
-    return plan.vocab.cp > 1 or any(layer.cp > 1 for layer in plan.layers)
 
 
 def strategy_text(plan: Plan) -> str:

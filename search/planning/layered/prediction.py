@@ -15,7 +15,6 @@ import numpy as np
 
 from autopar.answer import EngineBest
 from autopar.arrays import F64
-from autopar.command.python_api import frame, shown_table
 from autopar.errors import InputError
 from autopar.rates.accuracy import RunClass, class_of_sources
 from autopar.records import Record, replace
@@ -130,12 +129,16 @@ class SearchResult(Record, checked=True):
 
     def to_frame(self) -> Any:
         """Return `rows` as a pandas.DataFrame; raises InstallError without pandas."""
+        from autopar.command.python_api import frame
+
         return frame(self.rows())
 
     def __repr__(self) -> str:
         return f"SearchResult({result_words(self)})"
 
     def _repr_html_(self) -> str:
+        from autopar.command.python_api import shown_table
+
         return shown_table(result_words(self), self.rows())
 
 

@@ -21,7 +21,6 @@ from search.engines.candidate import NONE, Candidate, Constraints, TrainingSetti
 from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import engine_space, spaces, tuning, variants
 from search.planning.space import global_batches, next_batch
-from search.planning.uniform.infeasibility import violated_rule
 from search.request.degrees import fixed_of, training_of
 from search.request.options import Shares
 from search.request.profiles import card_shape
@@ -557,6 +556,7 @@ def _solved(
     top : number of families of degrees to return
     """
     from search.planning.uniform.best_first import UniformSearch
+    from search.planning.uniform.infeasibility import violated_rule
 
     target = target_of(question, engine)
     solved, reason, broken = None, "", tuple[Notice, ...]()

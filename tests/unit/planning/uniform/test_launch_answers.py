@@ -19,8 +19,8 @@ from search.planning.uniform.answer import UniformResult, answer, open_launches
 from search.planning.uniform.files import is_launch, read_launch
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
-from search.show.files import launch_document, launch_result, launch_text
 from search.show.terminal import infeasible_lines
+from search.show.uniform_files import launch_document, launch_result, launch_text
 
 pytestmark = pytest.mark.whole
 
