@@ -73,9 +73,9 @@ def format_count(count: int, one: str, several: str | None = None) -> str:
     return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
-def format_list(items: Sequence[object], most: int = 8) -> str:
-    """Return items separated by commas, at most the first `most` of them: `1, 2, ...`."""
-    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
+def format_list(items: Sequence[object]) -> str:
+    """Return items separated by commas, at most the first 8 of them: `1, 2, ...`."""
+    return ", ".join(map(str, items[:8])) + (", ..." if len(items) > 8 else "")
 
 
 def format_figure(value: float, digits: int = 4) -> str:

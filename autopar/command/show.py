@@ -178,10 +178,10 @@ OPERATION_NAMES = {
 """Display names of operations."""
 
 
-def print_heading(console: Console, text: str, *, style: str = "bold") -> None:
+def print_heading(console: Console, text: str) -> None:
     """Print the title of a section after a blank line."""
     console.print()
-    print_plain(console, text, style=style)
+    print_plain(console, text, style="bold")
 
 
 def print_plain(console: Console, text: str, *, style: str | None = None) -> None:

@@ -288,20 +288,17 @@ def bare_spec(
     num_layers: Sequence[int],
     seq_length: Sequence[int],
     hidden_size: Sequence[int],
-    num_heads: Sequence[int] | None = None,
     name: str = "custom",
 ) -> ModelSpec:
     """Return a spec of sizes only, for measured files of a model without a description.
 
-    Each list has one value per layer type, or one value for all. Without `num_heads`, divisibility
-    is not checked.
+    Each list has one value per layer type, or one value for all.
     """
-    types = max(len(num_layers), len(seq_length), len(hidden_size), len(num_heads or ()))
+    types = max(len(num_layers), len(seq_length), len(hidden_size))
     columns: dict[str, Sequence[Any]] = {
         "num_layers": _per_type("num_layers", num_layers, types, name),
         "seq_length": _per_type("seq_length", seq_length, types, name),
         "hidden_size": _per_type("hidden_size", hidden_size, types, name),
-        "num_heads": _per_type("num_heads", num_heads, types, name) or [None] * types,
     }
     return ModelSpec(
         name=name,

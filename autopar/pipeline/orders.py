@@ -7,7 +7,7 @@ contains no durations; the dependencies between ranks are in `autopar.pipeline.r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
@@ -249,17 +249,16 @@ def _dual_pipe_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]
     yield from repeat(rank + 1, "W")
 
 
-def live_peak(work: list[Action], *, freed: Callable[[Action], bool] | None = None) -> int:
+def live_peak(work: list[Action]) -> int:
     """Return the peak number of chunks whose activations are live in one execution order.
 
-    freed : predicate of actions that free the saved activations; None: a whole backward does, and
-        for split backwards the weight gradient.
+    A whole backward frees saved activations, and for split backwards the weight gradient.
     """
     live = most = 0
     for action in work:
         if action.kind == "F":
             live += 1
             most = max(most, live)
-        elif action.kind in "BW" if freed is None else freed(action):
+        elif action.kind in "BW":
             live -= 1
     return most

@@ -34,11 +34,6 @@ class Placement(Record):
     """True if no other allowed partition has a shorter longest stage; False if the partition was
     found by moves of single layers."""
 
-    @property
-    def longest_s(self) -> float:
-        """Seconds of a micro-batch on the longest stage."""
-        return max(self.stage_s)
-
 
 def stage_seconds(
     sizes: Sequence[int],

@@ -232,16 +232,10 @@ def check_schedule(
     chunks: int,
     micro_batches: int,
     group: int = 0,
-    engine: Engine | None = None,
 ) -> None:
     """Raise InputError with the reason if `schedule_problem` returns one."""
     problem = schedule_problem(
-        schedule,
-        stages=stages,
-        chunks=chunks,
-        micro_batches=micro_batches,
-        group=group,
-        engine=engine,
+        schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group
     )
     if problem is not None:
         raise InputError(problem)

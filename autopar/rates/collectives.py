@@ -15,7 +15,7 @@ send buffer of one rank. Every function takes one size or an array of sizes.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from autopar.records import Record
 
 F64 = NDArray[np.float64]
+_Size = TypeVar("_Size", float, F64)
 
 TRANSFER_SYNCHRONISE_S = 80e-6
 """Synchronisation time of two pipeline stages per transfer, seconds; not part of `p2p_time_s`.
@@ -159,33 +160,13 @@ _RING_ROUNDS = {"allreduce": 2, "allgather": 1, "reducescatter": 1}
 """Rounds of a ring: an all-reduce is a reduce-scatter and an all-gather."""
 
 
-@overload
 def collective_time_s(
     network: Network,
     operation: str,
-    size_bytes: float,
-    shape: GroupShape,
-    site: SiteFactors = ...,
-) -> float: ...
-
-
-@overload
-def collective_time_s(
-    network: Network,
-    operation: str,
-    size_bytes: F64,
-    shape: GroupShape,
-    site: SiteFactors = ...,
-) -> F64: ...
-
-
-def collective_time_s(
-    network: Network,
-    operation: str,
-    size_bytes: float | F64,
+    size_bytes: _Size,
     shape: GroupShape,
     site: SiteFactors = _AS_THE_CARD,
-) -> float | F64:
+) -> _Size:
     """Return the seconds of a collective of `size_bytes`, all groups running at once.
 
     The result is a number or an array, like `size_bytes`, and 0 for one rank. Like NCCL, it assumes
@@ -335,25 +316,9 @@ def _rates(
     return inside, across
 
 
-@overload
 def p2p_time_s(
-    network: Network, size_bytes: float, *, crosses: bool, site: SiteFactors = ...
-) -> float: ...
-
-
-@overload
-def p2p_time_s(
-    network: Network, size_bytes: F64, *, crosses: bool, site: SiteFactors = ...
-) -> F64: ...
-
-
-def p2p_time_s(
-    network: Network,
-    size_bytes: float | F64,
-    *,
-    crosses: bool,
-    site: SiteFactors = _AS_THE_CARD,
-) -> float | F64:
+    network: Network, size_bytes: _Size, *, crosses: bool, site: SiteFactors = _AS_THE_CARD
+) -> _Size:
     """Return the seconds of sending `size_bytes` from every rank of a stage to the next stage.
 
     base + S / rate. Every rank has its own link or, if the message `crosses` domains, its own
@@ -479,6 +444,6 @@ def _crossing_s(network: Network, size: F64, shape: GroupShape, site: SiteFactor
     return size / (network.adapter_bytes_per_s * network.adapter_share * site.cross_node)
 
 
-def _like(asked: float | F64, times: F64) -> float | F64:
+def _like(asked: _Size, times: F64) -> _Size:
     """Return `times` as an array if `asked` is an array, else as a number."""
     return times if isinstance(asked, np.ndarray) else float(times)

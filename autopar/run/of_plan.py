@@ -51,7 +51,7 @@ from autopar.run.runtime import (
     States,
     Zero,
 )
-from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes, split_groups
+from autopar.run.strategy import Split, Strategy, chunks_of_sizes, split_groups
 
 
 def model_of_spec(spec: ModelSpec) -> Model:
@@ -252,7 +252,6 @@ def run_of_plan(
     engine: str,
     gpu: str,
     sequence_parallel: bool = True,
-    cp_kind: ContextKind = "ring",
     precision: PrecisionKind = "bf16",
     fp32_gradients: bool = True,
     async_grad_reduce: bool = True,
@@ -266,7 +265,7 @@ def run_of_plan(
     engine, gpu : names of the engine and of the GPU model
     sequence_parallel, precision, fp32_gradients, async_grad_reduce : search options that the
         prediction of the plan assumes
-    cp_kind, overlap : other settings that it assumes
+    overlap : overlapped communication that it assumes
     keeper : software that stores the model states; None for `engine`
 
     Raises
@@ -275,8 +274,8 @@ def run_of_plan(
     """
     default = cast(Zero, ZERO_DEFAULTS.index(plan.default_dp_type))
     scattered = sequence_parallel
-    splits = [_split_of_layer(one, default, scattered, cp_kind) for one in plan.layers]
-    vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered, cp_kind)
+    splits = [_split_of_layer(one, default, scattered) for one in plan.layers]
+    vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered)
     kernel: AttentionKernel = "flash"
     return Run(
         name=spec.name,
@@ -309,16 +308,14 @@ def run_of_plan(
     )
 
 
-def _split_of_layer(
-    layer: LayerStrategy, default: Zero, sequence_parallel: bool, cp_kind: ContextKind
-) -> Split:
+def _split_of_layer(layer: LayerStrategy, default: Zero, sequence_parallel: bool) -> Split:
     return Split(
         tp=layer.tp,
         tp_kind="ulysses" if layer.ulysses else "megatron",
         strided=layer.strided,
         sequence_parallel=sequence_parallel and not layer.ulysses and layer.tp > 1,
         cp=layer.cp,
-        cp_kind=cp_kind,
+        cp_kind="ring",
         ep=layer.ep,
         etp=layer.expert_tp,
         zero=3 if layer.zero3 else default,

@@ -309,23 +309,17 @@ def fewest_microbatches(pipeline_type: PipelineType, num_stages: int) -> int:
 def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
     """Return the tensor degrees that the widths of a layer allow; only 1 if heads are unknown."""
     degrees = range(1, (layer.num_heads or 1) + 1)
-    return tuple(t for t in degrees if not any(width_problems(layer, t)))
+    return tuple(t for t in degrees if not broken(WIDTHS, _widths(layer, t)))
 
 
-def width_problems(
+def _widths(
     layer: LayerSpec, degree: int, *, ulysses: bool = False, heads_only: bool = False
-) -> tuple[Notice, ...]:
-    """Return one notice per rule against splitting heads and MLP over `degree` tensor ranks.
-
-    Unknown sizes break no rule.
+) -> dict[str, Any]:
+    """Return the sizes of a layer that `degree` ranks split; unknown sizes break no rule.
 
     ulysses : True if `degree` is a Ulysses degree, which splits heads and not the MLP
     heads_only : True if the MLP consists of experts with a separate tensor degree
     """
-    return broken(WIDTHS, _widths(layer, degree, ulysses=ulysses, heads_only=heads_only))
-
-
-def _widths(layer: LayerSpec, degree: int, *, ulysses: bool, heads_only: bool) -> dict[str, Any]:
     return {
         "heads": layer.num_heads,
         "kv_heads": layer.num_kv_heads,

@@ -22,7 +22,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.plan import ZERO_DEFAULTS, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import Engine
-from autopar.run.strategy import ContextKind, chunks_of_sizes
+from autopar.run.strategy import chunks_of_sizes
 from search.engines.candidate import FULL, NONE, Candidate
 from search.engines.engine import Engine as EngineRecord, EngineRelease
 from search.engines.exporter_types import Draft, ExportTarget, UnsupportedFeature
@@ -242,20 +242,19 @@ def exchange_degree(plan: Plan) -> int:
     return layer.tp if layer.ulysses else 1
 
 
-def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> Candidate:
+def choice_of_plan(plan: Plan, *, zero: int) -> Candidate:
     """Return the candidate with the degrees, batch sizes and stages of a plan with equal layers.
 
     Ulysses ranks become context-parallel ranks with all-to-all communication.
 
     zero : ZeRO stage.
-    context : context-parallel type of a plan without Ulysses.
     """
     layer, exchanged = plan.layers[0], exchange_degree(plan)
     tp = layer.tp // exchanged
     return Candidate(
         tp=tp,
         cp=layer.cp * exchanged,
-        cp_kind="a2a" if exchanged > 1 else context,
+        cp_kind="a2a" if exchanged > 1 else "ring",
         # In per-layer plans, tensor parallelism also shards the experts.
         etp=tp,
         pp=plan.num_stages,

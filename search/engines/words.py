@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-_H = TypeVar("_H", bound=Hashable)
 RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
 NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
@@ -44,13 +43,13 @@ def layer_ranges(layers: Iterable[int]) -> str:
     return f"layers {', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
+def per_value(values: Sequence[object]) -> str:
     """Return per-layer values as text, in the order of layers: `2 (layers 0-3), 4 (layers 4-7)`."""
-    groups: dict[_H, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for layer, value in enumerate(values):
         groups.setdefault(value, []).append(layer)
     return ", ".join(
-        f"{text(value)} ({layer_ranges(layers)})"
+        f"{value} ({layer_ranges(layers)})"
         for value, layers in sorted(groups.items(), key=lambda item: item[1][0])
     )
 

@@ -128,12 +128,6 @@ def print_footer(console: Console, rows: Rows) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def print_rows(console: Console, rows: Rows) -> None:
-    """Print rows, each text to the right of its label."""
-    for line in row_lines(rows, console.width, _FOOTER_LABEL, 2):
-        console.print(escape(line), soft_wrap=True)
-
-
 def print_figures(console: Console, figures: Sequence[Figure]) -> None:
     """Print figures in columns."""
     for line in figure_lines(figures, console.width):

@@ -335,11 +335,8 @@ def _count(number: float, noun: str) -> str:
     return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}{plural}"
 
 
-def show_memory(console: Console, price: Price, note: str = "") -> None:
-    """Print the memory of the first, the peak and the last stage against the budget.
-
-    note : remark on the measured runs that the interval is based on.
-    """
+def show_memory(console: Console, price: Price) -> None:
+    """Print the memory of the first, the peak and the last stage against the budget."""
     if not price.stages:
         return
     print_heading(console, "Memory per GPU")
@@ -363,7 +360,7 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
     wide = f"interval wider than most: few measured runs have {few}" if few else ""
     budget = f"of {format_bytes(price.fullest.budget_bytes)}"
     budget += f", {price.reserve_bytes / GIB:.3g} GiB of it for {price.reserve_of}"
-    print_line(console, "; ".join(filter(None, (budget, note, wide))), style="dim")
+    print_line(console, "; ".join(filter(None, (budget, wide))), style="dim")
     if price.host_bytes:
         there = price.host_capacity_bytes
         room = "" if there is None else f" of {format_bytes(there)}"
@@ -377,11 +374,8 @@ def _shown(price: Price) -> list[StagePrice]:
     return [found[stage] for stage in sorted(found)]
 
 
-def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str] = str) -> None:
-    """Print the memory terms at the peak of a stage.
-
-    worded : function that returns a setting in the spelling of an engine.
-    """
+def show_peak(console: Console, fullest: StagePrice) -> None:
+    """Print the memory terms at the peak of a stage."""
     print_heading(console, f"Peak memory of stage {fullest.stage} by term")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True, ruled=False)
     small = 0.0
@@ -389,9 +383,7 @@ def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str
         if abs(num_bytes) < _SMALL * fullest.peak_bytes:
             small += num_bytes
         else:
-            table.add_row(
-                escape(memory_name(name)), format_bytes(num_bytes), escape(worded(switch))
-            )
+            table.add_row(escape(memory_name(name)), format_bytes(num_bytes), escape(switch))
     if small:
         table.add_row("others", format_bytes(small), "")
     console.print(table)
