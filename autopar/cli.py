@@ -99,8 +99,6 @@ _RANKS = {"plan", "profile hardware", "profile site"}
 def enter(command: str, module: str, *, speaks: bool = True) -> None:
     """Run `main` of a module as the entry point of a command, and end the process.
 
-    Parameters
-    ----------
     speaks : True if this process reports Ctrl-C; only one of several processes does
     """
     try:

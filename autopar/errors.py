@@ -273,8 +273,6 @@ def did_you_mean(
 ) -> str:
     """Return the remedy `Did you mean 'X'?` for an unknown word; `otherwise` without a similar one.
 
-    Parameters
-    ----------
     least : minimum similarity, as in `nearest_words`
     otherwise : remedy if no known word is similar; by default an empty text
     form : format of the suggested word

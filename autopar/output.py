@@ -90,8 +90,6 @@ def write_files(
     Texts are written as UTF-8; bytes of file names that are not Unicode are escaped. Raises
     OSError, whose `filename` is the file that could not be written.
 
-    Parameters
-    ----------
     aside : called for each file whose earlier content was kept; None keeps no earlier content
     replace : files whose earlier content is never kept
     """
@@ -200,8 +198,6 @@ class PendingFile:
 
         With `aside`, an existing file with the same content is left unchanged.
 
-        Parameters
-        ----------
         name : other final path, for content that ended early
         aside : as in `write_files`
         """
@@ -272,8 +268,6 @@ def refuse_clashes(
 ) -> None:
     """Raise OptionError if an output is an input of the command, or if two outputs are one file.
 
-    Parameters
-    ----------
     outputs : path by option, such as `--json`; None and `-` are no files
     inputs : files that the command reads
     """

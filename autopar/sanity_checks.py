@@ -221,8 +221,6 @@ def doubtful_rate(
 ) -> SuspiciousValue | None:
     """Return a suspicious value if a forward pass is faster than the peak of the device, else None.
 
-    Parameters
-    ----------
     value : time as in the file, with its unit
     flop_per_s, peak : FLOP/s achieved in this time, and peak of the device
     """
@@ -310,9 +308,7 @@ class InputWarning(str):
 def notes_of(path: Path, doubts: Iterable[SuspiciousValue]) -> tuple[str, ...]:
     """Return at most one note on a file: its worst suspicious value and the number of others.
 
-    Raises
-    ------
-    DocumentError: a value is impossible; the message names the worst one.
+    Raises DocumentError: a value is impossible; the message names the worst one.
     """
     found = sorted(doubts, key=lambda doubt: -doubt.factor)
     worst = next((doubt for doubt in found if doubt.impossible), None)

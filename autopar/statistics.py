@@ -299,8 +299,6 @@ def terms_of(
 ) -> tuple[Term, ...]:
     """Return the terms that times of these batches and sequence lengths can distinguish.
 
-    Parameters
-    ----------
     form : static: proportional to the batch; batch: with a launch cost; both at one length.
         sequence: also over lengths.
     quadratic : True for layers, whose attention grows with the square of the length; False for

@@ -122,8 +122,6 @@ def comparable(
 ) -> list[str]:
     """Return the differences that make two runs incomparable, one clause each; empty if none.
 
-    Parameters
-    ----------
     resume : True to apply the stricter condition for cells that share a file.
     own : further keys that must be equal, mapped to their meaning.
     """
@@ -370,9 +368,8 @@ class RankInfo(Record):
 def require_torch() -> None:
     """Check that torch can be imported and is recent enough.
 
-    Raises
-    ------
-    InstallError: torch cannot be imported, is too old, or was built without torch.distributed.
+    Raises InstallError: torch cannot be imported, is too old, or was built without
+    torch.distributed.
     """
     try:
         import torch
@@ -387,9 +384,7 @@ def require_torch() -> None:
 def check_torch_version(version: str) -> None:
     """Check that a torch version, such as 2.7.1+cu126, is supported.
 
-    Raises
-    ------
-    InstallError: the version is older than the oldest supported one.
+    Raises InstallError: the version is older than the oldest supported one.
     """
     match = re.match(r"([0-9]+)\.([0-9]+)", version)
     if match is None or (int(match[1]), int(match[2])) < _OLDEST_TORCH:
@@ -400,8 +395,6 @@ def check_torch_version(version: str) -> None:
 def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
     """Return the `RankInfo` of this process.
 
-    Parameters
-    ----------
     device : a torch device, or its text such as `cpu` or `cuda:1`.
     """
     import torch
@@ -439,9 +432,7 @@ def rank_threads() -> int:
 
     All commands that measure or run on a CPU use this number, so that their times belong together.
 
-    Raises
-    ------
-    InputError: OMP_NUM_THREADS is not a number.
+    Raises InputError: OMP_NUM_THREADS is not a number.
     """
     text = os.environ.get(THREADS, "1")
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
@@ -464,10 +455,8 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
 
     infos : in rank order.
 
-    Raises
-    ------
-    InputError: ranks differ in torch, CUDA, NCCL or device, hosts share a name or have different
-        numbers of ranks, or the ranks of a host are not consecutive.
+    Raises InputError: ranks differ in torch, CUDA, NCCL or device, hosts share a name or have
+    different numbers of ranks, or the ranks of a host are not consecutive.
     """
     first = infos[0]
     machines: dict[str, RankInfo] = {}
@@ -606,9 +595,7 @@ _RANK_VARIABLES = (*_RANK_NUMBERS, "MASTER_ADDR")
 def launched_ranks() -> int | None:
     """Return the number of ranks that torchrun started, or None outside of torchrun.
 
-    Raises
-    ------
-    InputError: a variable of torchrun is set, but not to a number.
+    Raises InputError: a variable of torchrun is set, but not to a number.
     """
     if any(name not in os.environ for name in _RANK_VARIABLES):
         return None

@@ -46,9 +46,7 @@ def connect(timeout: timedelta) -> tuple[Any, Any, int, int]:
 
     A blocking wait on a single connection would also block the watching thread.
 
-    Raises
-    ------
-    InputError: there is no store.
+    Raises InputError: there is no store.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -75,9 +73,7 @@ def introduce(
     its restart count differs between hosts. Rank 0 therefore names the start. The other ranks
     accept a name once they find their own entry under it.
 
-    Raises
-    ------
-    InputError: ranks are missing.
+    Raises InputError: ranks are missing.
     """
     token = secrets.token_hex(8)
     said = json.dumps({**own.to_dict(), "token": token})
@@ -165,9 +161,7 @@ def meet(name: str, device: torch.device, timeout_s: float) -> Meeting:
 
     name : name of the activity, used as key prefix in the launcher's store.
 
-    Raises
-    ------
-    InputError: there is no store, or ranks are missing.
+    Raises InputError: there is no store, or ranks are missing.
     """
     from torch.distributed import PrefixStore
 
@@ -448,9 +442,7 @@ def container_bytes(folder: Path) -> float:
 def choose_backend(backend: str) -> str:
     """Return the backend selected by `--backend` on this machine.
 
-    Raises
-    ------
-    OptionError: NCCL is requested, but torch finds no CUDA device.
+    Raises OptionError: NCCL is requested, but torch finds no CUDA device.
     """
     import torch
 
@@ -470,11 +462,9 @@ def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
 
     cuda_graph : True if operations will be captured in CUDA graphs.
 
-    Raises
-    ------
-    InputError: ranks did not meet, differ in software or devices, or share a GPU without
-        `--allow-shared-gpu`.
-    OptionError: the backend is not available here, or graphs are captured without NCCL.
+    Raises InputError: ranks did not meet, differ in software or devices, or share a GPU without
+    `--allow-shared-gpu`. Raises OptionError: the backend is not available here, or graphs are
+    captured without NCCL.
     """
     import torch
 

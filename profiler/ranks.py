@@ -53,8 +53,6 @@ def run_rank(
     Every failure is one message on stderr. Rank 0 alone reports failures common to all ranks; the
     first rank of a machine reports problems of that machine.
 
-    Parameters
-    ----------
     body : function that runs the command with the given options.
     name : name of the command, printed before its messages.
     """
@@ -93,8 +91,6 @@ def run_measuring(
 ) -> int:
     """Run a command that measures between ranks; return the exit code of this rank.
 
-    Parameters
-    ----------
     build : returns the options object of the parsed arguments.
     check : raises OptionError if options and number of ranks disagree, before torch is loaded.
     start : performs the heavy imports and measures.
@@ -124,9 +120,7 @@ def torchrun_line(count: int | str, module: str, arguments: Sequence[str]) -> st
 def _check_launched(launched: int | None, arguments: Sequence[str], module: str) -> int:
     """Return the number of ranks that torchrun started.
 
-    Raises
-    ------
-    InputError: this process was not started by torchrun.
+    Raises InputError: this process was not started by torchrun.
     """
     if launched is None:
         raise InputError(

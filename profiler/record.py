@@ -58,9 +58,7 @@ class Lock:
 
         option : command-line option that sets the directory.
 
-        Raises
-        ------
-        OptionError: another run holds the lock.
+        Raises OptionError: another run holds the lock.
         """
         self.note: str | None = None
         """Reason why the directory is not locked; None if it is."""
@@ -84,9 +82,7 @@ class Lock:
 def _probe(out: Path) -> None:
     """Check that files can be created in a directory, before hours of measuring.
 
-    Raises
-    ------
-    OptionError: the file system refuses to write.
+    Raises OptionError: the file system refuses to write.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -119,9 +115,7 @@ def _damaged_name(path: Path) -> Path:
 def _sentences(path: Path | None = None) -> Iterator[None]:
     """Convert a file system error into an InputError with file and remedy.
 
-    Raises
-    ------
-    InputError: a file cannot be written; `path` names it if the system does not.
+    Raises InputError: a file cannot be written; `path` names it if the system does not.
     """
     try:
         yield
@@ -155,9 +149,7 @@ class DocumentFile:
     def read(cls, kind: DocumentKind, path: Path) -> Self:
         """Return the state of a document and its sidecar.
 
-        Raises
-        ------
-        DocumentError: a newer version wrote the sidecar, or the system refuses to read it.
+        Raises DocumentError: a newer version wrote the sidecar, or the system refuses to read it.
         """
         file = cls(kind=kind, path=path)
         try:
@@ -195,9 +187,7 @@ class DocumentFile:
     def check_present(self, *, resume: bool) -> None:
         """Check that a run without `--force` may continue with an existing file.
 
-        Raises
-        ------
-        InputError: another program wrote the file, or `--resume` is not given.
+        Raises InputError: another program wrote the file, or `--resume` is not given.
         """
         if not self.present:
             return
@@ -307,10 +297,8 @@ class Record(ABC, Generic[_M]):
     ) -> None:
         """Open the record of these documents; only those in `asked` are written.
 
-        Raises
-        ------
-        InputError: a directory cannot be written, another run writes there, existing files may not
-            be touched without `--resume` or `--force`, or earlier runs are not comparable.
+        Raises InputError: a directory cannot be written, another run writes there, existing files
+        may not be touched without `--resume` or `--force`, or earlier runs are not comparable.
         """
         self.notes: list[str] = []
         """Messages on existing files and their treatment."""
@@ -347,9 +335,8 @@ class Record(ABC, Generic[_M]):
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
         """Return the metadata of this run; with `--force`, marked as replacing all earlier runs.
 
-        Raises
-        ------
-        InputError: an earlier run that still counts is not comparable, and `--force` is not given.
+        Raises InputError: an earlier run that still counts is not comparable, and `--force` is not
+        given.
         """
         if force:
             # Earlier runs no longer count; they remain in the sidecar as history.
@@ -408,9 +395,7 @@ class Record(ABC, Generic[_M]):
     def put(self, measurement: _M) -> None:
         """Add a measurement and write the files that depend on it, sidecars first.
 
-        Raises
-        ------
-        InputError: a file cannot be written; its old content is intact.
+        Raises InputError: a file cannot be written; its old content is intact.
         """
         # The watch thread adds the last cell of an aborted run, while the main thread may hang.
         if not self._busy.acquire(timeout=_PATIENCE_S):

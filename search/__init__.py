@@ -44,15 +44,11 @@ def plan(
 ) -> SearchResult:
     """Return the fastest plan of a model on all GPUs of a cluster: `autopar search --use all`.
 
-    Parameters
-    ----------
     model : value of `--model`, or the two documents
     hardware : value of `--hardware` (`h100:4x8`, a shipped name, a directory), or the document
     options : keywords of `request_of`: the options of the command, with its defaults
 
-    Raises
-    ------
-    InputError : an input or option is unusable.
+    Raises InputError: an input or option is unusable.
     """
     from search.planning.planner import Planner
 

@@ -145,8 +145,6 @@ class Console:
     ) -> None:
         """Print a text, a table, or any object that rich prints.
 
-        Parameters
-        ----------
         style : rich style of the output, such as `bold`; ignored without a terminal
         markup : True if `[...]` in a text is markup; pass other text through `escape`
         soft_wrap : True to print long lines without breaking them

@@ -37,10 +37,8 @@ def normalise(
 
     family : treatment of options of other programs
 
-    Raises
-    ------
-    OptionError
-        An option is unknown (with the nearest known one), misses its value, or contradicts another.
+    Raises OptionError: an option is unknown (with the nearest known one), misses its value, or
+    contradicts another.
     """
     return _Rewriter(arguments, rows, family).rewrite()
 

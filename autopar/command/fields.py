@@ -114,8 +114,6 @@ class Row(Record, kw_only=False):
 def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
     """Return a dataclass field that is an option.
 
-    Parameters
-    ----------
     default : default of the field, in base units; without it the option is required
     help : help text
     how : further metadata. `panel` is the heading, by default that of the class (`PANEL`). `name`
@@ -223,9 +221,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 
     raw : option name -> text, bool, list of texts, or a converted value; None is not given
 
-    Raises
-    ------
-    OptionError: a name is unknown, or a value is invalid for its option.
+    Raises OptionError: a name is unknown, or a value is invalid for its option.
     """
     names = [row.name for row in rows]
     for name in raw:
@@ -264,14 +260,10 @@ def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
     """Return an instance of a dataclass of options; options that are not given get their defaults.
 
-    Parameters
-    ----------
     values : option name -> value, as returned by `read_values`
     more : values by field name, which take precedence over `values`
 
-    Raises
-    ------
-    OptionError: an option without a default is not given, or a value is invalid.
+    Raises OptionError: an option without a default is not given, or a value is invalid.
     """
     fields = dict(more)
     for row in rows_of(cls):
@@ -289,9 +281,7 @@ def validate(options: object) -> None:
     A word of the command line for another value, such as `pipedream_flush`, is replaced by that
     value. NumPy numbers and lists for tuple fields are converted.
 
-    Raises
-    ------
-    OptionError: a value has another type, is out of bounds, or is none of the choices.
+    Raises OptionError: a value has another type, is out of bounds, or is none of the choices.
     """
     for row in rows_of(type(options)):
         value = getattr(options, row.field)
@@ -353,10 +343,7 @@ def _checked_number(row: Row, value: Any) -> int | float:
 def convert(row: Row, text: str) -> Any:
     """Return the value of a typed text, in base units.
 
-    Raises
-    ------
-    OptionError
-        The text is no valid value of the option; the message gives the valid ones.
+    Raises OptionError: the text is no valid value of the option; the message gives the valid ones.
     """
     if row.kind == "choice":
         # GB/s is not Gb/s: case is ignored only for words without upper case.

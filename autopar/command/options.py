@@ -117,8 +117,6 @@ class Command(Record, dict=True):
 
         A Python caller in this process receives the exception instead.
 
-        Parameters
-        ----------
         execute : function that gets the result of `read` and returns the exit code
         interrupted : message for Ctrl-C
         """
@@ -146,10 +144,8 @@ class Command(Record, dict=True):
 
         say : receives messages about options without effect
 
-        Raises
-        ------
-        OptionError: an option is unknown or has no value, a word is missing or superfluous, or an
-        output file is also an input.
+        Raises OptionError: an option is unknown or has no value, a word is missing or superfluous,
+        or an output file is also an input.
         """
         from typer import Exit  # late: callers from Python need options, not the parser
 

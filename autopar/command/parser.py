@@ -59,9 +59,8 @@ class DialectCommand(TyperCommand):
 
         ctx.obj : function that prints a notice about an option without effect
 
-        Raises
-        ------
-        OptionError: an option is unknown or has no value, or a word is missing or superfluous.
+        Raises OptionError: an option is unknown or has no value, or a word is missing or
+        superfluous.
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)

@@ -224,16 +224,12 @@ def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
 def ask(command: str, *words: str | Path, **options: Any) -> Answer:
     """Return the answer of a command, such as `ask("check", "train.sh", hardware="h100:1x8")`.
 
-    Parameters
-    ----------
     command : name in the list of `autopar --help`
     words : positional arguments, such as files or `calculon`; no options
     options : by name with underscores: a text, a number, True or False, or a list of them; None
         means not given
 
-    Raises
-    ------
-    AutoparError : with the message that the command would print
+    Raises AutoparError: with the message that the command would print.
     """
     # Commands of `profiler` need separate processes: ranks, and torch.
     known = [
@@ -293,8 +289,6 @@ def _word(name: str, given: object, kind: str) -> str:
 def search(model: str | Path, hardware: str | Path, **options: Any) -> Answer:
     """Return the fastest uniform or per-layer plan of a model on a cluster: `autopar search`.
 
-    Parameters
-    ----------
     model, hardware : values of `--model` and `--hardware`
     options : options of the command; `output_config_path` writes the file that `explain` reads, by
         default none is written

@@ -56,13 +56,10 @@ class Failure(NamedTuple):
 def describe_failure(error: BaseException, *, interrupted: str = "interrupted") -> Failure:
     """Return the message and exit code for an error that ended a command.
 
-    Parameters
-    ----------
     interrupted : message for Ctrl-C
 
-    Raises
-    ------
-    BaseException: the error itself, if its traceback is requested or it ends the interpreter.
+    Raises BaseException: the error itself, if its traceback is requested or it ends the
+    interpreter.
     """
     # Python 3.11 wraps errors raised while a class collects its fields (`__set_name__`).
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
@@ -113,8 +110,6 @@ def guarded(
 ) -> int:
     """Run a command and return its exit code; an error becomes one message.
 
-    Parameters
-    ----------
     call : the command; its result is the exit code if it is a number
     say : receives the message
     interrupted : message for Ctrl-C
@@ -240,8 +235,6 @@ def say(
     A line is one write, because ranks share stderr. A running command also records the message for
     its answer; for a Python caller it is only recorded.
 
-    Parameters
-    ----------
     command : name before the text, whose white space then becomes single spaces; None for no name
     speaks : False to write nothing, because another process writes the message
     passing : True for a temporary message, such as progress, that is not part of an answer
@@ -276,8 +269,6 @@ def environment_rank(name: str) -> int:
 def rank_exit_code(text: str, code: int, *, command: str, speaks: bool) -> int:
     """Return the exit code of a rank that failed, after its message or a short wait.
 
-    Parameters
-    ----------
     text, code : message and exit code
     speaks : True on the rank that reports; the others wait, because torchrun ends all ranks as soon
         as one exits

@@ -72,9 +72,7 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
 
     option : option that requested the figure, for errors
 
-    Raises
-    ------
-    OptionError: the file cannot be written.
+    Raises OptionError: the file cannot be written.
     """
     # Draw in memory first, so that a failure leaves no partial file.
     content = io.BytesIO()
@@ -108,10 +106,7 @@ def save_figures(
     drawings : file name without suffix -> function that draws with the figure class
     aside : as in `autopar.output.write_files`
 
-    Raises
-    ------
-    InstallError: matplotlib is not installed.
-    OptionError: a file cannot be written.
+    Raises InstallError: matplotlib is not installed. Raises OptionError: a file cannot be written.
     """
     refuse_file("--plot", folder)
     written = []
@@ -135,14 +130,10 @@ def write_result(
 
     Other content of an existing file is kept as `NAME.bak-N`, and a message reports it.
 
-    Parameters
-    ----------
     path : file, written atomically; `-` for stdout, None for no output
     exit_code : exit code of the command, part of the answer
 
-    Raises
-    ------
-    OptionError: the file cannot be written.
+    Raises OptionError: the file cannot be written.
     """
     if path is None:
         return True
@@ -236,8 +227,6 @@ def make_table(
 ) -> Table:
     """Return an empty table; the first `left` columns are text, the others numbers.
 
-    Parameters
-    ----------
     words_last : True if the last column is text as well
     spaced : True for three blanks between columns instead of two, and to wrap long cells
     ruled : True for a line under the headings
@@ -264,8 +253,6 @@ def print_table(
 ) -> None:
     """Print a table without its empty columns.
 
-    Parameters
-    ----------
     left : number of text columns at the left; the others are numbers
     styles : rich style of each row; None or missing for plain
     ruled : True for a line under the headings

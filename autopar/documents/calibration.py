@@ -206,8 +206,6 @@ class Calibration(Record):
         Reasons are other settings than in the measured runs, and factors that are implausible or
         poorly determined.
 
-        Parameters
-        ----------
         world_size, model, precision : settings of the search.
         estimated : True if its profiles are estimates.
         """
@@ -264,9 +262,8 @@ def device_of(name: str) -> str:
 def read_calibration(path: Path | str) -> Calibration:
     """Return the calibration in a file.
 
-    Raises
-    ------
-    DocumentError : the file is missing, invalid or of a newer version, or a factor is invalid.
+    Raises DocumentError: the file is missing, invalid or of a newer version, or a factor is
+    invalid.
     """
     loaded = load_object(path, remedy="Create it with autopar-verify")
     data = loaded.data

@@ -60,9 +60,7 @@ def locate(
 
     content : function that returns the usable content of a file.
 
-    Raises
-    ------
-    DocumentError: no file is usable (with `remedy`), or several have equal priority.
+    Raises DocumentError: no file is usable (with `remedy`), or several have equal priority.
     """
     tiers = _tiers(directory, kind, precision, spec)
     found = {path: content(path) for tier in tiers[:1] for path in tier.paths}

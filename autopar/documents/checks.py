@@ -163,8 +163,6 @@ def check_version(
     The check comes before validation of the keys, because every key of another kind of document
     would be an error.
 
-    Parameters
-    ----------
     give : remedy for another kind of document.
     again : alternative to an update of autopar for a newer version, as an imperative.
     """
@@ -247,11 +245,8 @@ def load_document(
 ) -> _Document:
     """Return the document in a record, a mapping of its keys, or a JSON file.
 
-    Raises
-    ------
-    DocumentError: the file or mapping is invalid; names the file (or the kind of document), the key
-        and its value.
-    InputError: `source` has another type.
+    Raises DocumentError: the file or mapping is invalid; names the file (or the kind of document),
+    the key and its value. Raises InputError: `source` has another type.
     """
     if isinstance(source, kind):
         return source

@@ -86,9 +86,7 @@ def kind_of_name(name: str) -> tuple[DocumentKind, tuple[int, int] | None] | Non
 def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
     """Return (nodes, GPUs per node) of every all-reduce file in a folder, sorted.
 
-    Raises
-    ------
-    DocumentError: the folder cannot be read.
+    Raises DocumentError: the folder cannot be read.
     """
     folder = Path(folder)
     try:
@@ -282,10 +280,8 @@ def read_hardware(
     bandwidth_unit : unit of the bandwidths; None: that of the sidecars, by default GB/s (1e9
         bytes/s).
 
-    Raises
-    ------
-    DocumentError: a file is missing or unusable, a group does not fit the cluster, a sidecar
-        and `bandwidth_unit` or two sidecars disagree.
+    Raises DocumentError: a file is missing or unusable, a group does not fit the cluster, a sidecar
+    and `bandwidth_unit` or two sidecars disagree.
     """
     world = num_nodes * gpus_per_node
     shape = (num_nodes, gpus_per_node)

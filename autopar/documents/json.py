@@ -75,11 +75,9 @@ def load_object(
 
     text : text of the file, if it is known already; None to read it.
 
-    Raises
-    ------
-    DocumentError: the file is missing, unreadable, too large, empty or not UTF-8. Also for invalid
-        JSON, duplicate keys, deep nesting, or no object at top level. The error of a missing or
-        empty file contains `remedy`, how to create the file.
+    Raises DocumentError: the file is missing, unreadable, too large, empty or not UTF-8. Also for
+    invalid JSON, duplicate keys, deep nesting, or no object at top level. The error of a missing or
+    empty file contains `remedy`, how to create the file.
     """
     path = Path(path)
     if text is None:
@@ -249,10 +247,8 @@ def read_record(
     path : file of the object, for errors.
     remedy : remedy for a missing key.
 
-    Raises
-    ------
-    DocumentError : names file, key and value of one error. An invalid value has priority over a
-        missing key.
+    Raises DocumentError: names file, key and value of one error. An invalid value has priority over
+    a missing key.
     """
     whole: Any = kind
     if is_plain(whole):

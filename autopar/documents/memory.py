@@ -98,9 +98,7 @@ def read_cells(
     path : the memory file.
     layers : memory of every layer type by sequence length, from the file.
 
-    Raises
-    ------
-    DocumentError: a cell has no bytes, no positive batch and degree, or no sequence length.
+    Raises DocumentError: a cell has no bytes, no positive batch and degree, or no sequence length.
     """
     tables: _Layers = tuple(dict(table) for table in layers)
     if sidecar is None:
@@ -253,11 +251,9 @@ def read_memory(
     parameter_bytes : bytes per parameter in `parameter_size`; None: 4, or 2 for PaddleNLP's raw
         keys.
 
-    Raises
-    ------
-    VariantError: the file contains only the variant with (without) `_sp`.
+    Raises VariantError: the file contains only the variant with (without) `_sp`. Raises
     DocumentError: a layer type, a position or a degree is missing, or the file contains layer types
-        that the model does not have.
+    that the model does not have.
     """
     processed = {k: v for k, v in document.root.items() if not _RAW.regex.fullmatch(k)}
     notes: list[str] = []
@@ -542,10 +538,8 @@ def _derive_memory(
 ) -> tuple[dict[str, LayerBySeq | OtherBySeq], list[str]]:
     """Return processed tables by documented key, derived from raw runs, and notes.
 
-    Raises
-    ------
-    VariantError: all raw runs are of the other variant, with (without) sequence parallelism.
-    DocumentError: the runs do not suffice; the remedy is the command for the processed keys.
+    Raises VariantError: all raw runs are of the other variant, with (without) sequence parallelism.
+    Raises DocumentError: the runs do not suffice; the remedy is the command for the processed keys.
     """
     by_seq: dict[tuple[int, ...], list[_Run]] = {}
     for seqs, run in _runs(document, spec, sequence_parallel):

@@ -95,11 +95,9 @@ def read_model_profile(
     parameter_bytes : bytes per parameter in `parameter_size`; None: the value of the sidecar, else
         2 for files with PaddleNLP's raw keys and 4 for others.
 
-    Raises
-    ------
-    VariantError: the memory file contains only the variant with (without) sequence parallelism.
-    DocumentError: a file is missing or unusable, a directory contains two files of equal priority,
-        or the memory file contradicts `parameter_bytes`.
+    Raises VariantError: the memory file contains only the variant with (without) sequence
+    parallelism. Raises DocumentError: a file is missing or unusable, a directory contains two files
+    of equal priority, or the memory file contradicts `parameter_bytes`.
     """
     times_file, file_notes = _load(
         "computation", Path(computation), ComputationDocument, precision, spec
@@ -277,10 +275,8 @@ def write_model_profile(
     other_variant : profile with the opposite `sequence_parallel`, whose memory tables are added to
         the memory file.
 
-    Raises
-    ------
-    InputError: the number of heads, a part of the file names, is unknown; or both variants have the
-        same `sequence_parallel`.
+    Raises InputError: the number of heads, a part of the file names, is unknown; or both variants
+    have the same `sequence_parallel`.
     """
     if spec.layers[0].num_heads is None:
         raise InputError(

@@ -422,11 +422,8 @@ class PlanDocument(PlanFigures):
     def read(cls, path: Path | str) -> PlanDocument:
         """Return the document of a plan file, a strategy file or printed JSON output.
 
-        Raises
-        ------
-        DocumentError
-            When the file is missing, is not JSON, was written by a newer version or contains an
-            unusable value. Errors of the strategy itself are raised by `read_strategy`.
+        Raises DocumentError when the file is missing, is not JSON, was written by a newer version
+        or contains an unusable value. Errors of the strategy itself are raised by `read_strategy`.
         """
         loaded = load_object(path, remedy="Write it with autopar-search")
         return cls.parse(loaded.data, path)
@@ -705,10 +702,7 @@ def document_text(document: Mapping[str, object]) -> str:
 def write_document(path: Path | str, document: Mapping[str, object]) -> None:
     """Write a JSON document atomically, keys in the given order.
 
-    Raises
-    ------
-    DocumentError
-        When the file cannot be written.
+    Raises DocumentError when the file cannot be written.
     """
     target = Path(path)
     try:
@@ -742,16 +736,11 @@ def read_strategy(
 ) -> Plan:
     """Return the plan in a strategy file, a plan file, or the parsed content of either.
 
-    Parameters
-    ----------
     world_size : number of GPUs for files without it; a number in the file has priority.
     num_layers : layers of the model, for files without their number.
     path : origin of a content, for errors.
 
-    Raises
-    ------
-    DocumentError
-        On any unusable value, with the key, the value and the expected values.
+    Raises DocumentError on any unusable value, with the key, the value and the expected values.
     """
     if isinstance(source, PlanDocument):
         document = source

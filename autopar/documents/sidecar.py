@@ -492,9 +492,7 @@ def sidecar_path(document: Path | str) -> Path:
 def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Sidecar | None:
     """Return the sidecar of a documented file, None if it has none.
 
-    Raises
-    ------
-    DocumentError: the sidecar is invalid, of a newer version, or not of the given `kind`.
+    Raises DocumentError: the sidecar is invalid, of a newer version, or not of the given `kind`.
     """
     found = _read_sidecar(document, kind)
     return None if found is None else found[0]

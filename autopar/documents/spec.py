@@ -190,9 +190,7 @@ def resized(
     MLP width grows with the hidden size. The number of query heads per key-value head is kept.
     Heads divide the hidden size if they did so before; otherwise their width grows with it.
 
-    Raises
-    ------
-    OptionError: a scaled size is no whole number; contains the option to give.
+    Raises OptionError: a scaled size is no whole number; contains the option to give.
     """
     hidden, heads = hidden_size or layer.hidden_size, num_heads or layer.num_heads
     old_heads = layer.num_heads

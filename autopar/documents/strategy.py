@@ -564,15 +564,10 @@ def parse_strategy(
 ) -> Plan:
     """Return the plan in the content of a strategy file of any format.
 
-    Parameters
-    ----------
     path : origin of the content, for errors.
     world_size, num_layers : GPUs, and layers of the model, for files without them.
 
-    Raises
-    ------
-    DocumentError
-        On any unusable value, with the key, the value and the expected values.
+    Raises DocumentError on any unusable value, with the key, the value and the expected values.
     """
     spelling: type[_GalvatronFile | _PaddleFile | _CoarseFile] = _GalvatronFile
     if "tp_size_list" in values or "pp_size" in values:
@@ -660,10 +655,8 @@ def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
 def galvatron_document(plan: Plan) -> dict[str, object]:
     """Return the strategy file of a plan in Galvatron's format.
 
-    Raises
-    ------
-    InputError
-        The plan has properties that no release of the format supports; the error names them.
+    Raises InputError: the plan has properties that no release of the format supports; the error
+    names them.
     """
     _check_said(plan, unsaid_by_galvatron(plan), "Galvatron's strategy file")
     return strategy_document(plan)
@@ -733,8 +726,6 @@ def strategy_file_name(
 ) -> str:
     """Return the name of a strategy file: Galvatron's name with other settings of the search.
 
-    Parameters
-    ----------
     seq_lengths : sequence lengths of the layer types.
     engine : engine whose plans were searched; None without one.
     disabled : names of dimensions such as `tp`, `ckpt`.

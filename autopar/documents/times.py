@@ -79,9 +79,7 @@ def read_layer_times(
     path : the computation file.
     times : forward times of every layer type, from the file.
 
-    Raises
-    ------
-    DocumentError: a cell has two entries.
+    Raises DocumentError: a cell has two entries.
     """
     if sidecar is None or not sidecar.layer_times:
         return times, ((),) * len(times), ()
@@ -132,9 +130,7 @@ def read_other_times(
     path : the computation file.
     times : forward times of embedding, head and loss, from the file.
 
-    Raises
-    ------
-    DocumentError: a size has two entries, or not one length per layer type.
+    Raises DocumentError: a size has two entries, or not one length per layer type.
     """
     if sidecar is None or not sidecar.other_times:
         return times, ()
@@ -397,9 +393,8 @@ def computation_content(document: ComputationDocument) -> Content:
 def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Times:
     """Return the times of a computation file.
 
-    Raises
-    ------
-    DocumentError: a layer type is missing or unknown to the model, or one point has two values.
+    Raises DocumentError: a layer type is missing or unknown to the model, or one point has two
+    values.
     """
     reader = _Reader(path, spec)
     for key, value in document.root.items():

@@ -282,9 +282,7 @@ def build_options(**given: object) -> HardwareOptions:
 
     given : option, with hyphens or underscores -> text, or value in base units.
 
-    Raises
-    ------
-    OptionError: a value is invalid, or two options contradict each other.
+    Raises OptionError: a value is invalid, or two options contradict each other.
     """
     values = read_given(given, HardwareOptions, DocumentedSizes)
     documented = make(DocumentedSizes, values).text
@@ -385,10 +383,8 @@ class Cell(Record):
 def check_world(options: HardwareOptions, world: int) -> None:
     """Check the options that depend on the number of ranks.
 
-    Raises
-    ------
-    OptionError: a group size does not divide the world size, `--num-nodes` times
-        `--num-gpus-per-node` differs from it, or a single rank is to measure p2p.
+    Raises OptionError: a group size does not divide the world size, `--num-nodes` times
+    `--num-gpus-per-node` differs from it, or a single rank is to measure p2p.
     """
     for size in options.groups or ():
         if world % size:

@@ -561,8 +561,6 @@ def local_overlap(
 
     Every rank calls this at the same time, with equal arguments except its own communication.
 
-    Parameters
-    ----------
     communicate : puts one communication on the current stream; on a CPU it completes one and is
         called in another thread.
     device, dtype : device and element type of the matrices.

@@ -48,8 +48,6 @@ def hardware_metadata(
     """Return the metadata of a run: machine, command and options; called on rank 0.
 
 
-    Parameters
-    ----------
     argv : arguments of the command.
     backend, dtype : values in use, after `auto` is resolved.
     """

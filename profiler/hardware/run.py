@@ -212,9 +212,7 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     """Measure the cells that the options request; return the exit code of this process.
 
 
-    Raises
-    ------
-    AutoparError: the run cannot start. Later failures are reported and end the process.
+    Raises AutoparError: the run cannot start. Later failures are reported and end the process.
     """
     session = open_session(options, cuda_graph=options.cuda_graph)
     check_world(options, session.world_size)

@@ -57,9 +57,7 @@ def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
     """Return the tensor-parallel degrees to profile; illegal default degrees are dropped.
 
 
-    Raises
-    ------
-    InputError: a requested degree does not divide heads, widths or a sequence length.
+    Raises InputError: a requested degree does not divide heads, widths or a sequence length.
     """
     cases = length_cases(spec, options)
     found = []
@@ -82,10 +80,8 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
     """Return the sequence lengths to measure: one tuple per case, one length per layer type.
 
 
-    Raises
-    ------
-    OptionError: a case has the wrong number of lengths, or sequence mode has fewer than two cases.
-    InputError: a length exceeds the table of learned positions.
+    Raises OptionError: a case has the wrong number of lengths, or sequence mode has fewer than two
+    cases. Raises InputError: a length exceeds the table of learned positions.
     """
     own = tuple(layer.seq_length for layer in spec.layers)
     types = len(own)
@@ -226,10 +222,7 @@ def plan_cells(
 
     own_degrees : tensor-parallel degrees that a custom module supports; None for a spec.
 
-
-    Raises
-    ------
-    InputError: the model cannot be sharded, or a sequence exceeds its position table.
+    Raises InputError: the model cannot be sharded, or a sequence exceeds its position table. Raises
     OptionError: the number of sequence lengths does not fit the layer types or the mode, or a
     custom module has layer types with different lengths.
     """

@@ -166,9 +166,7 @@ def time_cell(
     more : True to also time, for a layer with `backward`, recomputation and the optimizer step.
 
 
-    Raises
-    ------
-    InputError: the part cannot have this sharding.
+    Raises InputError: the part cannot have this sharding.
     """
     part = cell_part(spec, cell, unit=unit, dtype=dtype, device=device, group_of=timed_group)
     where = f"batch {cell.batch}, sequence {seqs_text(cell.seq_lengths)}"

@@ -471,9 +471,8 @@ class HubFactory(Record):
         """Return a model with random weights and `num_layers` layers of each type.
 
 
-        Raises
-        ------
-        InputError: the configuration gives no number of layers, or the model cannot be built.
+        Raises InputError: the configuration gives no number of layers, or the model cannot be
+        built.
         """
         values = self._values(num_layers, str(dtype).removeprefix("torch."))
         config = blamed(f"hf:{self.text}: the configuration", lambda: self._rebuilt(values))

@@ -290,14 +290,10 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     """Return the validated options of a command line.
 
 
-    Parameters
-    ----------
     tell : function called with a sentence for each default used and each ignored option.
     given : option name, with hyphens or underscores -> text or value.
 
-    Raises
-    ------
-    OptionError: a value is unusable, or two options contradict each other.
+    Raises OptionError: a value is unusable, or two options contradict each other.
     """
     say = tell or (lambda _: None)
     if "model" not in given and "mode" in given:

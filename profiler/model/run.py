@@ -229,9 +229,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     argv : command-line arguments, for the metadata of the files.
 
 
-    Raises
-    ------
-    AutoparError: the run cannot start, or a file cannot be written.
+    Raises AutoparError: the run cannot start, or a file cannot be written.
     """
     lengths = sorted({seq for case in options.seq_lengths or () for seq in case})
     source = load_source(
@@ -366,9 +364,7 @@ def _device(options: ModelOptions) -> Any:
     """Return the torch device for measuring times.
 
 
-    Raises
-    ------
-    OptionError: the device does not exist, or device memory is requested on a CPU.
+    Raises OptionError: the device does not exist, or device memory is requested on a CPU.
     """
     import torch
 

@@ -148,9 +148,7 @@ def count_shipped(spec: ModelSpec) -> ShippedMemory:
     """Count a model on the CPU and return its memory file and sidecar.
 
 
-    Raises
-    ------
-    InputError: a cell cannot be counted.
+    Raises InputError: a cell cannot be counted.
     """
     import torch
 

@@ -116,9 +116,7 @@ class ModelSource(ABC):
         """Return a warning for a degree that cannot be measured; None for one that can.
 
 
-        Raises
-        ------
-        InputError: the degree does not divide the attention heads.
+        Raises InputError: the degree does not divide the attention heads.
         """
         for layer in self.sizes.layers:
             if layer.num_heads is not None and layer.num_heads % degree:
@@ -169,11 +167,9 @@ def load_source(
     sizes : options that replace sizes in the model's file; not allowed for a custom module.
 
 
-    Raises
-    ------
-    OptionError: `sizes` are given for a module, or the name is not a Python object.
-    InputError: no model has that name, or it cannot be measured.
-    InstallError: torch or transformers is needed and missing.
+    Raises OptionError: `sizes` are given for a module, or the name is not a Python object. Raises
+    InputError: no model has that name, or it cannot be measured. Raises InstallError: torch or
+    transformers is needed and missing.
     """
     kind, _, rest = text.partition(":")
     if kind in ("py", "hf") and sizes.given:

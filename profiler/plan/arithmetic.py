@@ -156,11 +156,8 @@ class Layout(Record, dict=True):
 def cube_of(plan: Plan) -> Cube:
     """Return a mesh of the stage whose axes form the groups of every layer.
 
-    Raises
-    ------
-    InputError
-        The stages do not divide the ranks, or no mesh contains the groups of all degrees, such as
-        consecutive groups of 2 and of 3 among 6 ranks.
+    Raises InputError: the stages do not divide the ranks, or no mesh contains the groups of all
+    degrees, such as consecutive groups of 2 and of 3 among 6 ranks.
     """
     ranks, rest = divmod(plan.world_size, plan.num_stages)
     if rest:
@@ -294,10 +291,8 @@ def check_job(job: PlanJob) -> Cube:
     """Return the mesh of a plan after checking that it is legal and that the executor supports it.
 
 
-    Raises
-    ------
-    InputError
-        The plan is illegal, or contains something that the executor does not support.
+    Raises InputError: the plan is illegal, or contains something that the executor does not
+    support.
     """
     plan = job.plan
     problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)

@@ -55,11 +55,9 @@ def dispatch(question: Question, options: PlanOptions, mode: Mode) -> int:
     All ranks must call this for mode `run`, only the first rank for other modes.
 
 
-    Raises
-    ------
-    InputError: the executor does not support the plan, or cannot run it here.
-    MismatchError: a run does not match its reference.
-    UncheckedError: a run could not be compared with its reference.
+    Raises InputError: the executor does not support the plan, or cannot run it here. Raises
+    MismatchError: a run does not match its reference. Raises UncheckedError: a run could not be
+    compared with its reference.
     """
     return {"static": _static, "dryrun": _dry_run, "run": _run}[mode](question, options)
 

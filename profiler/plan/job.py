@@ -274,9 +274,7 @@ def build_options(**given: object) -> PlanOptions:
 
     given : option name, with hyphens or underscores -> text or value.
 
-    Raises
-    ------
-    OptionError: a value is unusable, two options contradict each other, or no plan is given.
+    Raises OptionError: a value is unusable, two options contradict each other, or no plan is given.
     """
     values = read_given(given, PlanOptions, GlobalOptions, SizeOptions)
     options = make(

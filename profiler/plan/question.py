@@ -123,9 +123,7 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
     Galvatron's launcher), and one micro-batch per stage.
 
 
-    Raises
-    ------
-    OptionError: the batch is not given, or there are more stages than layers.
+    Raises OptionError: the batch is not given, or there are more stages than layers.
     """
     if options.global_train_batch_size is None:
         raise OptionError(
@@ -197,9 +195,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
     launched : number of ranks that torchrun started, None without it; the world size of a plan
         that does not contain one.
 
-    Raises
-    ------
-    InputError: an option or a file is missing, invalid, or contradicts another.
+    Raises InputError: an option or a file is missing, invalid, or contradicts another.
     """
     stored = _Stored(options.plan)
     notes = [] if options.model is not None else list(stored.notes)

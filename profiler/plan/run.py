@@ -480,11 +480,8 @@ def run_plan(
     timeout_s : limit of each step, seconds.
     predicted_bytes : as in `joined_ranks`.
 
-    Raises
-    ------
-    InputError
-        The plan cannot run, or not with this backend or number of ranks. After the process group
-        is initialised, a failure of any rank ends all processes (see `joined_ranks`).
+    Raises InputError: the plan cannot run, or not with this backend or number of ranks. After the
+    process group is initialised, a failure of any rank ends all processes (see `joined_ranks`).
     """
     cube = check_job(job)
     if with_reference:

@@ -285,11 +285,8 @@ def check_suffix(path: Path) -> None:
 def save_picture(folder: Folder, path: Path, aside: Aside | None = None) -> None:
     """Write times and bus bandwidths over message size, one row of plots per operation.
 
-    Raises
-    ------
-    OptionError: wrong suffix, or the file cannot be written.
-    InstallError: matplotlib is not installed.
-    InputError: no operation was measured at more than one size.
+    Raises OptionError: wrong suffix, or the file cannot be written. Raises InstallError: matplotlib
+    is not installed. Raises InputError: no operation was measured at more than one size.
     """
     check_suffix(path)
     rows = [

@@ -197,13 +197,9 @@ class Folder(Record):
 def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
     """Return the content of a folder or file.
 
-    Parameters
-    ----------
     unit : unit of bandwidths in files without a sidecar; None means GB/s.
 
-    Raises
-    ------
-    InputError: the path does not exist or contains no profile document.
+    Raises InputError: the path does not exist or contains no profile document.
     """
     try:
         if not path.exists():

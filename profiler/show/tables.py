@@ -114,9 +114,7 @@ def _fit_row(fit: TimeFit) -> list[str]:
 def has_fits(path: Path) -> bool:
     """Return True if a model file contains times and has a sidecar.
 
-    Raises
-    ------
-    DocumentError: the sidecar is damaged.
+    Raises DocumentError: the sidecar is damaged.
     """
     found = kind_of(path)
     if found is None or found[0] != "computation":

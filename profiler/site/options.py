@@ -118,9 +118,7 @@ def build_options(**given: object) -> SiteOptions:
 
     given : option, with hyphens or underscores -> text, or value in base units.
 
-    Raises
-    ------
-    OptionError: a value is invalid, or two options contradict each other.
+    Raises OptionError: a value is invalid, or two options contradict each other.
     """
     options = make(SiteOptions, read_given(given, SiteOptions))
     check_out(options.out)

@@ -47,9 +47,7 @@ from profiler.site.options import (
 def run(options: SiteOptions, argv: Sequence[str]) -> int:
     """Measure the cells that the options request; return the exit code of this process.
 
-    Raises
-    ------
-    AutoparError: the run cannot begin. Later trouble is reported and ends the process.
+    Raises AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
     # Loaded before measuring, since the summary at the end needs it.
     spec = refuse_hybrid(load_spec(options.model), "profile-site")

@@ -230,9 +230,7 @@ def calibrate(
 ) -> Calibrated:
     """Return the calibration of at least `FEWEST` plans; prices each of them a few more times.
 
-    Raises
-    ------
-    CommandError : pricing fails.
+    Raises CommandError: pricing fails.
     """
     rows = comparison.plans
     paths = {candidate.name: candidate.path for candidate in candidates}

@@ -89,15 +89,11 @@ def verify(
 
     All files are in the work folder.
 
-    Parameters
-    ----------
     say : prints one line on stderr.
     start : runs the commands.
 
-    Raises
-    ------
-    CommandError : a required command failed.
-    InputError : an option, or a file that a command wrote, is invalid.
+    Raises CommandError: a required command failed. Raises InputError: an option, or a file that a
+    command wrote, is invalid.
     """
     folder = Folder(options, say, start)
     with folder.held():

@@ -72,9 +72,7 @@ class MeasuredPlan(Record):
 def read_priced(path: Path) -> tuple[PlanDocument, float]:
     """Return the document of `autopar-search --evaluate --json`, and its step time in seconds.
 
-    Raises
-    ------
-    DocumentError : the document has no step time.
+    Raises DocumentError: the document has no step time.
     """
     document = PlanDocument.read(path)
     if not document.step_time_s:
@@ -94,9 +92,7 @@ def predicted_bytes(path: Path, priced: PlanDocument, peak_source: str) -> tuple
     communicators) is excluded. A CUDA allocator also holds the receive buffers, so everything is
     included there: memory of communicators outside the allocator is predicted for estimates only.
 
-    Raises
-    ------
-    DocumentError : the document lacks the memory of a stage.
+    Raises DocumentError: the document lacks the memory of a stage.
     """
     found = [_peak_bytes(stage, peak_source) for stage in priced.stages]
     sizes = tuple(size for size in found if size)
@@ -120,9 +116,7 @@ def _peak_bytes(stage: StageEntry, peak_source: str) -> int | None:
 def read_run(path: Path, num_ranks: int) -> RunSamples:
     """Return the samples in a document of `profile-plan --mode run --json`.
 
-    Raises
-    ------
-    DocumentError : it has no times, or peaks of another number of ranks.
+    Raises DocumentError: it has no times, or peaks of another number of ranks.
     """
     data = load_object(path).data
     times, peaks = data.get("step_time_s"), data.get("peak_bytes") or []

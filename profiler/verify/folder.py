@@ -149,9 +149,7 @@ class VerifyOptions:
 def checked_options(options: VerifyOptions) -> VerifyOptions:
     """Return the options after checking that they are consistent.
 
-    Raises
-    ------
-    OptionError : a folder or a combination of options is invalid.
+    Raises OptionError: a folder or a combination of options is invalid.
     """
     if options.batch % options.nproc:
         raise OptionError(
@@ -212,9 +210,7 @@ _SHOWN = 12
 def question_of(options: VerifyOptions) -> dict[str, str]:
     """Return the question; a given file with different content makes it a different question.
 
-    Raises
-    ------
-    InputError : a given file is missing or invalid.
+    Raises InputError: a given file is missing or invalid.
     """
     found = {
         name: _NOT_GIVEN if value is None else str(value)
@@ -247,9 +243,7 @@ def differences(before: dict[str, object], now: dict[str, str]) -> list[str]:
 def profile_sources(folder: str) -> tuple[Source, ...]:
     """Return the profile files of a model in a folder, with their hashes.
 
-    Raises
-    ------
-    DocumentError : a file cannot be read.
+    Raises DocumentError: a file cannot be read.
     """
     return tuple(
         Source(role="model profile", path=str(path), sha256=load_object(path).sha256)
@@ -358,16 +352,11 @@ Start = Callable[[Command, Path, Mapping[str, str]], int]
 class Folder:
     """Work folder, whose files are reused if they answer the same question.
 
-    Parameters
-    ----------
     say : prints one line on stderr.
     start : runs the commands.
 
-    Raises
-    ------
-    OptionError : the folder belongs to another question, contains given files that --no-resume
-        would delete, or cannot be written.
-    InputError : a given file is invalid.
+    Raises OptionError: the folder belongs to another question, contains given files that
+    --no-resume would delete, or cannot be written. Raises InputError: a given file is invalid.
     """
 
     def __init__(
@@ -410,9 +399,7 @@ class Folder:
     def drop_calibration(self) -> None:
         """Delete the calibration of an earlier call, which is based on other runs.
 
-        Raises
-        ------
-        OptionError : it cannot be deleted.
+        Raises OptionError: it cannot be deleted.
         """
         try:
             self.calibration.unlink(missing_ok=True)
@@ -436,9 +423,7 @@ class Folder:
     def run(self, command: Command) -> None:
         """Run a command unless an earlier call has completed it.
 
-        Raises
-        ------
-        CommandError : it failed; the message contains the command, its error and its log.
+        Raises CommandError: it failed; the message contains the command, its error and its log.
         """
         stamp = self.path / "done" / f"{command.name}.json"
         if _is_done(stamp, command):

@@ -63,8 +63,6 @@ _LAYERS = ("--max-seconds", "0.5", "--iters", "20", "--warmup", "2")
 class Lines:
     """Command lines of one verification.
 
-    Parameters
-    ----------
     device : device in use, after `auto` is resolved.
     """
 
@@ -269,9 +267,7 @@ def choose_plans(
 ) -> list[Candidate]:
     """Return the plans to run, searched and priced; `notes` receives the rules without a plan.
 
-    Raises
-    ------
-    CommandError : the search itself fails.
+    Raises CommandError: the search itself fails.
     """
     best = lines.best()
     folder.run(best)
@@ -358,10 +354,7 @@ def _runs(plan: Plan) -> bool:
 def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
     """Return a priced plan; files of another plan under its name are deleted.
 
-    Raises
-    ------
-    CommandError : pricing fails.
-    DocumentError : the document has no step time.
+    Raises CommandError: pricing fails. Raises DocumentError: the document has no step time.
     """
     strategy = lines.work / "plans" / f"{name}.strategy.json"
     out = lines.work / "plans" / f"{name}.json"

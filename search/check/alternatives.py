@@ -217,8 +217,6 @@ def neighbours_of(
 ) -> BestChanges:
     """Return the fastest runs that fit with one, two and any number of changes.
 
-    Parameters
-    ----------
     written : function that returns the changes of the file for a run, None if the file cannot
         describe the run. The default returns changes of Megatron-LM arguments.
     moves : arguments that may be changed

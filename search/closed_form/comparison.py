@@ -231,17 +231,13 @@ def load_question(
 ) -> PlanQuestion:
     """Return the plan, model, card and settings in a plan file; options override its content.
 
-    Parameters
-    ----------
     model, system, stack : shipped names or files. The card `system` is required if the plan was
         searched with measured profiles. Strategy files contain neither model nor card, so both are
         required.
     notice : receives a sentence on each input found next to the plan file, and on an ignored site.
 
-    Raises
-    ------
-    InputError: a file is invalid or the plan is illegal.
-    OptionError: the model or the card is not given.
+    Raises InputError: a file is invalid or the plan is illegal. Raises OptionError: the model or
+    the card is not given.
     """
     from autopar.documents.plan import PlanDocument, read_strategy
     from autopar.rates.site import load_site

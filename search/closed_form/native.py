@@ -50,9 +50,8 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
 
     kinds : allowed `dtype.kind` codes of NumPy.
 
-    Raises
-    ------
-    InputError: a value has another type or is out of range; the message contains the first one.
+    Raises InputError: a value has another type or is out of range; the message contains the first
+    one.
     """
     array = array_of(where, values)
     # NumPy gives an empty list a float type.
@@ -76,9 +75,7 @@ def given_rows(
 
     expected : name of the required dtype, for the message.
 
-    Raises
-    ------
-    InputError: the fields of the array are not those of `dtype`.
+    Raises InputError: the fields of the array are not those of `dtype`.
     """
     if _fields(values.dtype) != _fields(dtype):
         raise InputError(
@@ -133,9 +130,7 @@ def packed_rows(
 
     A column with a single value is repeated.
 
-    Raises
-    ------
-    InputError: the columns have different lengths.
+    Raises InputError: the columns have different lengths.
     """
     try:
         shape = np.broadcast_shapes(*(values.shape for values in columns.values()))

@@ -58,9 +58,7 @@ def parse_axis(text: str) -> Axis:
     A range is a list `a,b,c`, an arithmetic range `a:b:step`, or a geometric range `a:b:xF`, in
     which each value is F times the previous one. Ranges include b if a step ends there.
 
-    Raises
-    ------
-    OptionError: the text has another form, or the range is endless or has too many values.
+    Raises OptionError: the text has another form, or the range is endless or has too many values.
     """
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
@@ -91,11 +89,9 @@ def variants(
     Without axes, the unchanged documents are yielded once.
     documents : documents by name, which is the first part of a path.
 
-    Raises
-    ------
-    OptionError: a path does not lead to a number (the message suggests the nearest one) or appears
-        twice, or there are too many combinations.
-    DocumentError: a value is invalid in a document.
+    Raises OptionError: a path does not lead to a number (the message suggests the nearest one) or
+    appears twice, or there are too many combinations. Raises DocumentError: a value is invalid in a
+    document.
     """
     plain = {name: to_builtins(document) for name, document in documents.items()}
     _check(axes, list(_fields(plain)))

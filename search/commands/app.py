@@ -35,8 +35,6 @@ def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _
     The call runs in a separate thread, so that Ctrl-C is handled while C++ code runs. Its exception
     is raised here.
 
-    Parameters
-    ----------
     text : description of the work, shown at the spinner
     stops : how to end the work, shown next to it
     """
@@ -196,8 +194,6 @@ def write_results(
     Other content of existing files is kept as `NAME.bak-N`, which the command reports. Answers that
     differ only in the time of the search count as equal.
 
-    Parameters
-    ----------
     refusal : returns the error for a file of `files` that cannot be written; for `--json` it is an
         OptionError
     exit_code : exit code of the command, part of the object
@@ -252,8 +248,6 @@ def write_pictures(
 
     Commands call it before they print, because the reader of stdout may close the pipe.
 
-    Parameters
-    ----------
     draw : function that returns file contents by path
     refusal : returns the error for a file that cannot be written
     """
@@ -310,8 +304,6 @@ def write_object(
 def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
     """Raise InputError if the rates of a system are so extreme that a result is not finite.
 
-    Parameters
-    ----------
     system : name of the system
     statistics, total : results of a closed-form model, and the key of the step time in them
     """

@@ -127,8 +127,6 @@ class ClosedFormSearchSpec:
     def of(self, setting: tuple[float, ...], *, plot: bool) -> SearchSettings:
         """Return the settings of one search.
 
-        Parameters
-        ----------
         setting : values of the swept fields; () without a sweep
         plot : True if plots are requested
         """

@@ -407,8 +407,6 @@ def _deliver(
 ) -> None:
     """Write files and the object of `--json`, print the answer, and report written files.
 
-    Parameters
-    ----------
     says : messages about files, printed after their names
     plan : file of the plan among `files`; None for none
     frontier : results by memory budget, printed last
@@ -530,8 +528,6 @@ def _show_plan(
 ) -> int:
     """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
-    Parameters
-    ----------
     reached : the cluster chosen for a goal
     points : function from the answer to the frontier, None if it was not requested
     """

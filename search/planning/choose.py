@@ -316,8 +316,6 @@ def solve(
 ) -> Solved:
     """Return the answer of a request; every command and Python function calls this function.
 
-    Parameters
-    ----------
     route : result of `route_of`, if known
     alternatives : False to search no alternatives of per-layer plans, which halves their time
     once : cache of inputs, as in `open_session`

@@ -415,8 +415,6 @@ def choose(
     If the engine does not support the given plan, every tensor degree is tried. If no plan fits,
     the one with the least excess memory is returned.
 
-    Parameters
-    ----------
     lower : function that converts a job to the files of the engine.
     first : result of `lower` without a given tensor degree.
     price : function that predicts a plan; None if no hardware is known.
@@ -592,10 +590,8 @@ def job_of(
 
     notice : function called with a sentence on each assumption.
 
-    Raises
-    ------
-    OptionError : `--model` is missing, or `--nodes` does not match the world size of the plan.
-    DocumentError : the plan does not match the model or the hardware, or is illegal.
+    Raises OptionError: `--model` is missing, or `--nodes` does not match the world size of the
+    plan. Raises DocumentError: the plan does not match the model or the hardware, or is illegal.
     """
     inputs, options = request.inputs, request.options
     sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)

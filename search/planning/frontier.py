@@ -42,8 +42,6 @@ def frontier(route: SearchChoice, first: Solved) -> list[SearchResult]:
     plans may be skipped. The last result has no plan if nothing fits. Only the first result has
     alternatives.
 
-    Parameters
-    ----------
     route : result of `route_of`
     first : answer of the request
     """

@@ -48,15 +48,11 @@ if TYPE_CHECKING:
 class Planner(LayeredPlanner):
     """Search for the fastest plan of one model on one cluster, as `autopar search`.
 
-    Parameters
-    ----------
     model : value of `--model`, or (ModelSpec, ModelProfile)
     hardware : value of `--hardware` such as `h100:4x8`, or a HardwareProfile
     options : keywords of `request_of`: the options of the command
 
-    Raises
-    ------
-    InputError : an input or option is missing or invalid.
+    Raises InputError: an input or option is missing or invalid.
     """
 
     @input_errors()
@@ -122,8 +118,6 @@ class Planner(LayeredPlanner):
 
         Arguments that are None default to the options of the planner.
 
-        Parameters
-        ----------
         memory_constraint_bytes, memory_constraint_gib : memory per GPU; the first has precedence.
         global_batch_sizes : batch sizes to search
         top : number of alternatives

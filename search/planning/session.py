@@ -58,11 +58,8 @@ def read_plan_for(
 
     path : file name in errors if `source` is a parsed document.
 
-    Raises
-    ------
-    DocumentError
-        If the plan has other numbers of GPUs or layers than the profiles of the session, or
-        settings that the planner does not support.
+    Raises DocumentError if the plan has other numbers of GPUs or layers than the profiles of the
+    session, or settings that the planner does not support.
     """
     from autopar.documents.plan import read_strategy  # only plan files need it
 
@@ -384,8 +381,6 @@ def open_session(
 ) -> Session:
     """Return the session of a request, with all inputs loaded; raises as `load_inputs`.
 
-    Parameters
-    ----------
     given : names of the options that the user gave; other options may be set from the inputs.
     has_plan : True to evaluate a given plan; the memory constraint may then exceed device memory.
 

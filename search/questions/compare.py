@@ -114,15 +114,11 @@ def side_of_plan(
 ) -> ComparisonSide:
     """Return the side of a plan file, strategy file, engine configuration or search answer.
 
-    Parameters
-    ----------
     raw : options given by the user, which override those of the file; an engine configuration
         contains none
     notice : receives messages about the inputs
 
-    Raises
-    ------
-    InputError: the plan cannot be read or cannot run.
+    Raises InputError: the plan cannot be read or cannot run.
     """
     from autopar.documents.plan import PlanDocument
     from search.planning.uniform.files import is_launch

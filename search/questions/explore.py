@@ -55,15 +55,11 @@ class Combination(Record):
 def choices(raw: Mapping[str, object]) -> tuple[Combination, ...]:
     """Return every combination of a command line, in the order of the given values.
 
-    Parameters
-    ----------
     raw : option name -> text, bool or list of texts, in the format of `autopar-search`. Options in
         `AXES` are lists of values.
 
-    Raises
-    ------
-    OptionError: a value is invalid, options contradict each other, or there are too many
-        combinations.
+    Raises OptionError: a value is invalid, options contradict each other, or there are too many
+    combinations.
     """
     raw = own_names(raw, ROWS)
     common = {name: value for name, value in raw.items() if name not in AXES}
@@ -259,8 +255,6 @@ def search_one(
 
     Errors and infeasible combinations are results, too; they are not raised.
 
-    Parameters
-    ----------
     parts : cache of profiles that combinations share.
     alternatives : True to search alternative plans too, which doubles the time.
     prices : price of a GPU-hour by typed hardware or by card.

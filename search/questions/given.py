@@ -91,8 +91,6 @@ def given_launch(
 ) -> GivenLaunch:
     """Return the uniform plan of a file, with its time and memory; raises InputError.
 
-    Parameters
-    ----------
     typed : options given by the user, which override those of the file
     notice : receives messages about the inputs
     gpu_hour_price : price of a GPU-hour; None for no cost
@@ -184,8 +182,6 @@ def given_plan(
 ) -> GivenPlan:
     """Return the per-layer plan of a file, with its time and memory.
 
-    Parameters
-    ----------
     document : content of the file
     notice : receives messages about assumptions and changed inputs
     """

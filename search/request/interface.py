@@ -154,14 +154,10 @@ def open_documents(
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile, SearchOptions]:
     """Return model, profile and hardware documents, and the options with filled defaults.
 
-    Parameters
-    ----------
     model, hardware : values as of `--model` and `--hardware`, or the documents themselves.
     options : see `request_of`; degrees become rules, as of per-layer plans.
 
-    Raises
-    ------
-    InputError : an input or option is unusable.
+    Raises InputError: an input or option is unusable.
     """
     model, hardware = checked_documents(model, hardware)
     request = request_of(

@@ -108,18 +108,14 @@ def find_places(
     Measured files are used for both model and cluster, or for neither: a measured model on an
     estimated device is planned only where the user names both.
 
-    Parameters
-    ----------
     spec : returns the model; called only where its files matter.
     card : hardware as CARD:NODESxGPUS if it is named, which requests estimates.
     has_hardware : True if a card, a folder or a file of hardware is named.
     has_profile : True if times or memory of the model are named.
     has_shape : True if a number of nodes or GPUs is named, which selects a measured cluster.
 
-    Raises
-    ------
-    OptionError : the folders contain files of several devices or of another device than that of
-        the cluster, or a file that measured times require is missing.
+    Raises OptionError: the folders contain files of several devices or of another device than that
+    of the cluster, or a file that measured times require is missing.
     """
     hardware = () if has_hardware else hardware_folders()
     if has_profile:
@@ -420,8 +416,6 @@ def cluster_shape(
 
     Defaults are 1 node and 8 GPUs per node. Raises OptionError if the sizes contradict each other.
 
-    Parameters
-    ----------
     nodes, gpus, world : nodes, GPUs per node and total GPUs of the user; None is not given
     shapes : (nodes, GPUs per node) of the available hardware files
     """

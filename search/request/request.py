@@ -222,10 +222,8 @@ def load_inputs(
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
     """Return (spec, profile, hardware) of a request.
 
-    Raises
-    ------
-    InputError
-        When an input is missing, unusable, or contradicts another; OptionError names the option.
+    Raises InputError when an input is missing, unusable, or contradicts another; OptionError names
+    the option.
     """
     return load_placed(with_places(inputs, options)[0], options)
 
@@ -638,8 +636,6 @@ def fill_options(
 ) -> tuple[SearchOptions, tuple[str, ...]]:
     """Return the options with defaults derived from the inputs, and one line per default used.
 
-    Parameters
-    ----------
     given : names of the options that the user gave, with hyphens; they are never changed.
     """
     lines = []
@@ -722,15 +718,10 @@ _NOT_KEPT = frozenset(
 def build_request(raw: Mapping[str, object]) -> Request:
     """Return the request of a parsed command line.
 
-    Parameters
-    ----------
     raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given. Names
         of earlier releases are accepted.
 
-    Raises
-    ------
-    OptionError
-        When a value is unusable or two options contradict each other.
+    Raises OptionError when a value is unusable or two options contradict each other.
     """
     raw = with_stacks(with_training_precision(own_names(raw, ROWS)))
     values = read_values(ROWS, raw)

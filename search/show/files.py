@@ -275,8 +275,6 @@ def plan_document(
 ) -> PlanDocument:
     """Return autopar's plan file for a result.
 
-    Parameters
-    ----------
     request : options as typed, so that `autopar-explain` can repeat the search.
     engine : engine whose plans were searched; recorded in the options.
     engines : fastest plan of each engine, if several were searched.
@@ -324,8 +322,6 @@ def options_digest(request: Mapping[str, object], named: Collection[str]) -> str
     Options with default values, shipped models and cards, and `named` are ignored. Empty if no
     other option is given.
 
-    Parameters
-    ----------
     request : options as typed.
     named : options that the file name contains in words.
     """
@@ -373,8 +369,6 @@ def output_paths(
 ) -> tuple[Path, Path]:
     """Return the paths of the strategy file and of autopar's plan file next to it.
 
-    Parameters
-    ----------
     config_path : folder, in which Galvatron's file name is used, or a file ending in `.json`.
     request, engine : see `plan_document`.
     """

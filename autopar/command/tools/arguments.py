@@ -126,9 +126,8 @@ def read_arguments(tool: Tool, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
     given : the arguments as received, of any JSON type
 
-    Raises
-    ------
-    RefusedError: an argument is unknown, missing, null, given twice or has an unusable value.
+    Raises RefusedError: an argument is unknown, missing, null, given twice or has an unusable
+    value.
     """
     detail = _detail(given[DETAIL]) if DETAIL in given else frozenset[str]()
     rows = tool.rows

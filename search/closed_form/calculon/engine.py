@@ -321,10 +321,8 @@ def evaluate(
         `Quirks` with the defects to reproduce.
     layers : True to add the key `layers`, with one row per operation of a block.
 
-    Raises
-    ------
-    InputError: a document is invalid.
-    InfeasibleExecution: the execution cannot run; its `reason` explains why, with numbers.
+    Raises InputError: a document is invalid. Raises InfeasibleExecution: the execution cannot run;
+    its `reason` explains why, with numbers.
     """
     application = load_document(Application, application)
     execution = load_document(Execution, execution)
@@ -373,9 +371,7 @@ def evaluate_many(
     Fields: `ok`, `reason` (without numbers, empty for feasible executions), `total_time_s`,
     `tier1_bytes`, `tier2_bytes` (first and second memory) and `sample_rate_per_s`.
 
-    Raises
-    ------
-    InputError: a document or a column is invalid.
+    Raises InputError: a document or a column is invalid.
     """
     check_threads(threads)
     a = load_document(Application, application)
@@ -472,9 +468,7 @@ def pack_executions(
     executions : an array of `EXECUTION`; or columns of numbers or words by field name, broadcast to
         one length; or one document per execution.
 
-    Raises
-    ------
-    InputError: a field is unknown or missing, or a value is invalid.
+    Raises InputError: a field is unknown or missing, or a value is invalid.
     """
     if isinstance(executions, np.ndarray):
         expected = "search.closed_form.calculon.EXECUTION"

@@ -177,9 +177,7 @@ def explore(
     stop : called before every part; if it returns True, the remaining parts are skipped.
     halt : a `native.Halt`. If another thread sets it, unfinished parts are discarded.
 
-    Raises
-    ------
-    InputError: a document or an argument is invalid, or the space is too large.
+    Raises InputError: a document or an argument is invalid, or the space is too large.
     """
     check_choice("objective", objective, OBJECTIVES)
     check_threads(threads)

@@ -258,10 +258,8 @@ def evaluate(
 
     Memory is not checked: compare `mem` with the system's `hbm_capacity`.
 
-    Raises
-    ------
-    InputError: a document or a number is invalid.
-    InfeasibleExecution: the candidate cannot run; its `reason` explains why.
+    Raises InputError: a document or a number is invalid. Raises InfeasibleExecution: the candidate
+    cannot run; its `reason` explains why.
     """
     known, machine, batch = (
         known_model(model, compat),
@@ -314,9 +312,7 @@ def evaluate_many(
     `memory_bytes` and `sample_rate_per_s`. For a candidate that exceeds the memory of a GPU, `ok`
     is False, but time and memory are set.
 
-    Raises
-    ------
-    InputError: a document or a column is invalid.
+    Raises InputError: a document or a column is invalid.
     """
     check_threads(threads)
     known, machine = known_model(model, compat), load_document(System, system)
@@ -406,10 +402,8 @@ def _candidate(
 ) -> dict[str, int]:
     """Return the packed fields of a candidate from its published names; fields not given are 1.
 
-    Raises
-    ------
-    InfeasibleExecution: a name is missing or unknown, a value is not a positive integer, or `tp`
-        contradicts `tp1` and `tp2`.
+    Raises InfeasibleExecution: a name is missing or unknown, a value is not a positive integer, or
+    `tp` contradicts `tp1` and `tp2`.
     """
     if strategy not in STRATEGIES:
         raise _contradiction(
@@ -498,9 +492,7 @@ def pack_candidates(
     candidates : an array of `CANDIDATE`; or columns by published name, broadcast to one length; or
         one mapping per candidate, with configuration and placement together.
 
-    Raises
-    ------
-    InputError: a name is unknown or missing, or a value is invalid.
+    Raises InputError: a name is unknown or missing, or a value is invalid.
     """
     if isinstance(candidates, np.ndarray):
         expected = "search.closed_form.tensor2d.CANDIDATE"

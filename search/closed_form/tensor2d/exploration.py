@@ -167,9 +167,7 @@ def survey(
         with `time_s` and `memory_gb`. With `each`, `frontier` or `degrees`, none is pruned.
     halt : a `native.Halt`. If another thread sets it, the result covers only a part of the space.
 
-    Raises
-    ------
-    InputError: a document or an argument is invalid, or the space is too large.
+    Raises InputError: a document or an argument is invalid, or the space is too large.
     """
     known, machine, batch = (
         known_model(model, compat),

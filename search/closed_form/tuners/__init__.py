@@ -91,11 +91,9 @@ def tune(
     ray_search : search algorithm of Ray Tune, one of `RAY_SEARCHES`.
     progress : called with the number of evaluated points and of points to evaluate.
 
-    Raises
-    ------
-    InputError: a document or an argument is invalid, the space is too large for `exhaustive`, or no
-        Ray cluster answers.
-    InstallError: the tuner's package is not installed.
+    Raises InputError: a document or an argument is invalid, the space is too large for
+    `exhaustive`, or no Ray cluster answers. Raises InstallError: the tuner's package is not
+    installed.
     """
     for name, value, choices in (
         ("tuner", tuner, TUNERS),

@@ -38,10 +38,7 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
         start one.
     cpus : number of worker processes if `address` is 'local'.
 
-    Raises
-    ------
-    InstallError: Ray is not installed.
-    InputError: no cluster answers at the address.
+    Raises InstallError: ray is not installed. Raises InputError: no cluster answers at the address.
     """
     # Disables usage reports, also for processes that Ray starts.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -222,10 +219,8 @@ def price_with_ray_tune(
     search : one of `RAY_SEARCHES`.
     address : as for `cluster`.
 
-    Raises
-    ------
-    InstallError: Ray Tune or the search algorithm is not installed.
-    InputError: no cluster answers at the address.
+    Raises InstallError: ray Tune or the search algorithm is not installed. Raises InputError: no
+    cluster answers at the address.
     """
     # Ray would write a file per trial and logger, and reads these variables on import.
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")

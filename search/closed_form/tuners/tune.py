@@ -148,9 +148,8 @@ def load_space(
         the product of three degrees with a single value.
     structure_type : default if the source does not contain it.
 
-    Raises
-    ------
-    DocumentError: a field is missing, unknown or invalid, or `num_procs` differs from the source.
+    Raises DocumentError: a field is missing, unknown or invalid, or `num_procs` differs from the
+    source.
     """
     path = "space" if isinstance(source, Mapping) else str(source)
     keys = dict(source) if isinstance(source, Mapping) else load_object(Path(source)).data

@@ -110,8 +110,6 @@ def import_galvatron(
 ) -> ImportedPlan:
     """Return the plan that a Galvatron configuration describes.
 
-    Parameters
-    ----------
     world_size : number of GPUs; overrides the configuration, but not a number in a strategy file.
     num_layers : number of layers of the model, if the GLOBAL mode options do not contain it.
 

@@ -118,8 +118,6 @@ def findings_of(
 ) -> tuple[Notice, ...]:
     """Return the findings on the arguments of a run, illegal ones first.
 
-    Parameters
-    ----------
     world_size : number of GPUs.
     environment : environment variables of the ranks.
     gpu : GPU model.

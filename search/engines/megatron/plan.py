@@ -447,8 +447,6 @@ def import_megatron(
 ) -> ImportedPlan:
     """Return the plan that Megatron-LM arguments describe.
 
-    Parameters
-    ----------
     world_size : number of GPUs; None: the source contains it.
     num_layers : number of layers if the source does not contain it.
 

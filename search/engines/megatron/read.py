@@ -143,8 +143,6 @@ def read_run(
 ) -> ReadRun:
     """Return the run that arguments such as `{"--num-layers": 12}` describe.
 
-    Parameters
-    ----------
     world_size : number of GPUs; None: from `--world-size`.
     environment : environment variables of the ranks.
     gpu : GPU model.

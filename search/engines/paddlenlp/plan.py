@@ -65,8 +65,6 @@ def import_paddlenlp(
 
     Strategy files are fine_grained_config.json and optimal_solution.json.
 
-    Parameters
-    ----------
     world_size : number of GPUs, if the strategy file does not contain it.
     num_layers : number of layers of the model, which optimal_solution.json does not contain.
 

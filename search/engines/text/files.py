@@ -315,8 +315,6 @@ def read_configuration(
 
     The suffix selects the format; JSON is also recognised by its content.
 
-    Parameters
-    ----------
     world_size : expected number of processes. An environment variable of the script that sets the
         number of nodes or processes receives the matching value.
     harmless : returns True for a flag name that affects neither memory nor time. Conditions known

@@ -81,8 +81,6 @@ def script_command(
 
     Variables that the script does not set stay `$NAME`, and are empty in conditions.
 
-    Parameters
-    ----------
     path : path of the script, for errors and for sourced files.
     given : environment variables.
     arguments : positional parameters `$1`, `$2`, ... of the script; None if not known.

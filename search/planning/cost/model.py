@@ -128,8 +128,6 @@ class _Axes:
 class CostModel:
     """Cost model that computes time and memory of rows (table, strategy) from profiles.
 
-    Parameters
-    ----------
     spec, model, hardware : model, its profile and the hardware profile; `model.layers[k]` contains
         the measurements of `spec.layers[k]`.
     options : modes of the fits, precision, overlap and buffers.

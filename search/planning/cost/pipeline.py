@@ -73,8 +73,6 @@ def replay(
     Long steps (about 2^21 micro-batches summed over stages) are replayed in part and extrapolated
     by `_long_step`, unless a timeline is requested. Ctrl-C interrupts the replay.
 
-    Parameters
-    ----------
     forward_s, backward_s : seconds of one micro-batch on each stage.
 
     send_s : seconds of a transfer between stages j and j+1; p - 1 entries. A p-th one is ignored.
@@ -82,9 +80,7 @@ def replay(
     tail_s : seconds of each stage once per step.
     timeline : True to return all events.
 
-    Raises
-    ------
-    ValueError : lists of unequal length, or fewer than one micro-batch.
+    Raises ValueError: lists of unequal length, or fewer than one micro-batch.
     """
     p, m = len(forward_s), num_microbatches
     if p == 0 or len(backward_s) != p or len(tail_s) != p or len(send_s) not in (p - 1, p):

@@ -132,8 +132,6 @@ def solve_stage(
 ) -> StageSolution:
     """Return the proven fastest choice of one strategy per layer within a memory budget.
 
-    Parameters
-    ----------
     time_s : (L, S) seconds of layer l with strategy s; infinite where not allowed.
     memory_bytes : (L, S) bytes that layer l needs throughout the step with strategy s.
     transition_s : (L, S, S) seconds between strategy x of layer l-1 and strategy y of layer l;
@@ -141,10 +139,8 @@ def solve_stage(
     budget_bytes : limit of the sum of `memory_bytes` plus the largest `transient_bytes`.
     transient_bytes : (L, S) bytes of transient memory; zero if None.
 
-    Raises
-    ------
-    InputError : an array has the wrong shape, or contains NaN, a negative number or a finite number
-        above 1e150; or the budget is not a number.
+    Raises InputError: an array has the wrong shape, or contains NaN, a negative number or a finite
+    number above 1e150; or the budget is not a number.
     """
     times = _floats("time_s", time_s)
     shape = times.shape
@@ -283,8 +279,6 @@ def solve_tables(
 
     Ctrl-C interrupts the search.
 
-    Parameters
-    ----------
     budget_bytes : limit of the allocated bytes of every stage.
     alternatives : number of other plans to return.
     time_limit_s : seconds after which the best plan found so far is returned; None: no limit.
@@ -294,10 +288,8 @@ def solve_tables(
     known : results that earlier searches of the same tables proved at other budgets. The search
         extends them; they make it faster and do not change its result.
 
-    Raises
-    ------
-    InputError : an array has the wrong shape or an invalid value.
-    MemoryError : the search needs more memory than available.
+    Raises InputError: an array has the wrong shape or an invalid value. Raises MemoryError: the
+    search needs more memory than available.
     """
     _check_tables(tables, stage_allowed, division, alternatives)
     try:

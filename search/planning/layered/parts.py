@@ -157,10 +157,8 @@ def choose(request: Request) -> ChosenPlans:
     Options of the user are never changed; options that restrict the search are added. If the engine
     supports every per-layer plan, the request is returned without a search.
 
-    Raises
-    ------
-    InfeasibleError : no plan that the engine supports fits.
-    InputError : no engine has a plan, such as with pins that contradict each other.
+    Raises InfeasibleError: no plan that the engine supports fits. Raises InputError: no engine has
+    a plan, such as with pins that contradict each other.
     """
     assert request.engine not in (None, "any", "none"), "without one there is nothing to choose"
     engine = cast(Engine, request.engine)

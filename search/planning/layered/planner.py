@@ -173,16 +173,11 @@ class Planner:
 
     Cost tables are reused between searches.
 
-    Parameters
-    ----------
     model : value of `--model`, or (ModelSpec, ModelProfile).
     hardware : value of `--hardware` such as `h100:4x8`, or a HardwareProfile.
     options : fields of `SearchOptions`, and `memory_constraint_gib` in GiB.
 
-    Raises
-    ------
-    InputError : an input is missing or invalid.
-    OptionError : an option is invalid.
+    Raises InputError: an input is missing or invalid. Raises OptionError: an option is invalid.
     """
 
     def __init__(
@@ -237,8 +232,6 @@ class Planner:
 
         Arguments that are None default to the options of the planner.
 
-        Parameters
-        ----------
         memory_constraint_bytes, memory_constraint_gib : memory per GPU; the first has precedence.
         global_batch_sizes : batch sizes to search; cost tables of earlier calls are reused.
         top : number of alternatives.

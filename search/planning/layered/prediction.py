@@ -295,15 +295,11 @@ def predict(
 
     An illegal plan has an infinite step time if its shape does not allow pricing.
 
-    Parameters
-    ----------
     memory_bytes : memory constraint per GPU.
     searched : the plan in the tables of its search, which saves pricing it again; figures and notes
         are the same without it.
 
-    Raises
-    ------
-    InputError : number of GPUs or layers of the plan differs from that of the inputs.
+    Raises InputError: number of GPUs or layers of the plan differs from that of the inputs.
     """
     world = cost.hardware.world_size
     if plan.world_size != world:

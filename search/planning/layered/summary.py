@@ -57,8 +57,6 @@ def summary_of(
 ) -> Answer:
     """Return the record that reports print for a search that found a plan.
 
-    Parameters
-    ----------
     title : model and cluster in words.
     throughput : throughput of the best plan; None if unknown.
     uniform : best plan with one strategy for all layers; None if that is the best plan.
@@ -296,8 +294,6 @@ def infeasible_sentence(
 ) -> str:
     """Return why no plan fits: stage, missing memory and minimum memory constraint, in words.
 
-    Parameters
-    ----------
     budget_bytes : memory constraint per GPU.
     options : options of the search; those that restrict it are named if more memory does not help.
     subject : model and cluster, such as `gpt2-xl (25 heads) on 8 GPUs`.
