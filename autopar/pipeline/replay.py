@@ -39,7 +39,7 @@ Seconds = Sequence[float] | Sequence[Sequence[float]]
 """Seconds per rank: one number for all of its chunks together, or one for each chunk."""
 
 
-def by_chunk(seconds: Seconds, chunks: int, name: str) -> list[list[float]]:
+def _by_chunk(seconds: Seconds, chunks: int, name: str) -> list[list[float]]:
     """Return the seconds of each chunk of each rank; a single number is divided evenly.
 
     Raises InputError, with the argument `name`, if a rank has another number of chunks.
@@ -81,7 +81,7 @@ def replay(
     """
     stages = len(forward_s)
     forward, inputs, weights = (
-        by_chunk(seconds, chunks, name)
+        _by_chunk(seconds, chunks, name)
         for seconds, name in (
             (forward_s, "forward_s"), (input_s, "input_s"), (weight_s, "weight_s")
         )

@@ -31,18 +31,6 @@ def replay(
     gpipe: bool,
     timeline: bool,
 ) -> tuple[float, tuple[NDArray[Any], ...] | None]: ...
-def replay_schedule(
-    schedule: int,
-    forward_s: Sequence[float],
-    input_s: Sequence[float],
-    weight_s: Sequence[float],
-    chunks: int,
-    num_microbatches: int,
-    group: int,
-    ahead: int,
-    send_s: float,
-    overlapped: bool,
-) -> float: ...
 def read_documents(
     documents: list[Any],
     fields: list[tuple[str, int, bool, dict[str, int] | None, int | None]],

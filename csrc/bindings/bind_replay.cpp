@@ -8,7 +8,6 @@
 
 #include "bindings/signals.hpp"
 #include "planner/step/replay.hpp"
-#include "planner/step/schedules.hpp"
 
 namespace py = pybind11;
 
@@ -61,39 +60,4 @@ void register_replay(py::module_& m) {
       },
       py::arg("forward_s"), py::arg("backward_s"), py::arg("send_s"), py::arg("tail_s"),
       py::arg("num_microbatches"), py::arg("gpipe"), py::arg("timeline"));
-  m.def(
-      "replay_schedule",
-      [](int schedule, std::vector<double> forward_s, std::vector<double> input_s,
-         std::vector<double> weight_s, std::int64_t chunks, std::int64_t num_microbatches,
-         std::int64_t group, std::int64_t ahead, double send_s, bool overlapped) {
-        const auto parts = static_cast<std::int64_t>(forward_s.size());
-        if (chunks < 1 || parts == 0 || parts % chunks != 0 || input_s.size() != forward_s.size() ||
-            weight_s.size() != forward_s.size())
-          throw py::value_error("forward_s, input_s and weight_s are not of every stage's chunks");
-        if (schedule < 0 || schedule > static_cast<int>(autopar::Schedule::kDualPipeV))
-          throw py::value_error("no such schedule");
-        if (num_microbatches < 1 || group < 1 || ahead < 0)
-          throw py::value_error("num_microbatches or group is below 1, or ahead below 0");
-        const autopar::Shape shape{static_cast<autopar::Schedule>(schedule),
-                                   parts / chunks,
-                                   chunks,
-                                   num_microbatches,
-                                   group,
-                                   ahead};
-        const autopar::ChunkTimes times{std::move(forward_s), std::move(input_s),
-                                        std::move(weight_s), send_s, overlapped};
-        double step_s = 0.0;
-        try {
-          py::gil_scoped_release release;
-          autopar::Monitor monitor(0.0, autopar::signalled);
-          step_s = autopar::replay_schedule_s(shape, times, monitor);
-        } catch (const autopar::Stopped&) {
-          throw py::error_already_set();
-        }
-        if (step_s < 0.0) throw py::value_error("ranks wait for each other for ever");
-        return step_s;
-      },
-      py::arg("schedule"), py::arg("forward_s"), py::arg("input_s"), py::arg("weight_s"),
-      py::arg("chunks"), py::arg("num_microbatches"), py::arg("group"), py::arg("ahead"),
-      py::arg("send_s"), py::arg("overlapped"));
 }

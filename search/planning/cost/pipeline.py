@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64
-from autopar.pipeline.replay import Seconds, by_chunk
-from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
 from autopar.records import Record
 from autopar.run.plan import PipelineType
 from search.planning.cost.tables import PlanTables
@@ -107,51 +105,6 @@ def replay(
     busy = (m * (f + g) + t for f, g, t in zip(forward_s, backward_s, tail_s, strict=True))
     return ReplayResult(
         step_time_s=step, idle_s=tuple(max(0.0, step - b) for b in busy), timeline=events
-    )
-
-
-def replay_schedule_s(
-    schedule: Schedule,
-    forward_s: Seconds,
-    input_s: Seconds,
-    weight_s: Seconds,
-    *,
-    micro_batches: int,
-    chunks: int = 1,
-    send_s: float = 0.0,
-    group: int = 0,
-    ahead: int = 0,
-    overlapped: bool = False,
-) -> float:
-    """Return the time of one step under a schedule, seconds, replayed by the C++ core.
-
-    Arguments and result are those of `autopar.pipeline.replay`, the Python implementation that also
-    returns a timeline. Ctrl-C interrupts the replay. Raises InputError for a schedule that cannot
-    run.
-    """
-    # imported here: commands that replay nothing start without the compiled core
-    from search.planning.layered.core import core
-
-    stages = len(forward_s)
-    if stages * chunks > 1:
-        check_schedule(
-            schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group
-        )
-
-    def flat(seconds: Seconds, name: str) -> list[float]:
-        return [one for row in by_chunk(seconds, chunks, name) for one in row]
-
-    return core.replay_schedule(
-        list(SCHEDULES).index(schedule),
-        flat(forward_s, "forward_s"),
-        flat(input_s, "input_s"),
-        flat(weight_s, "weight_s"),
-        chunks,
-        micro_batches,
-        group or default_group(stages, micro_batches),
-        ahead,
-        send_s,
-        overlapped,
     )
 
 
