@@ -92,21 +92,29 @@ SUBCOMMANDS = {  # name: executable, module, and description of the command
 }
 COMPLETION = "_AUTOPAR_COMPLETE"
 """Environment variable that the completion script of a shell sets, named by typer."""
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, `autopar.errors.INTERRUPTED`."""
 _RANKS = {"plan", "profile hardware", "profile site"}
 """Commands run as several processes by torchrun; only one process reports Ctrl-C."""
 
 
 def enter(command: str, module: str, *, speaks: bool = True) -> None:
-    """Run `main` of a module as the entry point of a command, and end the process.
+    """Run `run` of a module with the arguments of the process, and end the process.
 
     speaks : True if this process reports Ctrl-C; only one of several processes does
     """
     try:
-        import_module(module).main()
+        code = import_module(module).run(sys.argv[1:])
+        if code == _INTERRUPTED and module.startswith("search."):
+            # The process does not wait for an interrupted search.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        sys.exit(code)
     except KeyboardInterrupt:
         if speaks:
             sys.stderr.write(f"{command}: interrupted\n")
-        sys.exit(130)  # `autopar.command.run.INTERRUPTED`
+        sys.exit(_INTERRUPTED)
 
 
 def run_subcommand(name: str) -> None:

@@ -214,7 +214,7 @@ def command_options(folder: Path, case: Case) -> list[str]:
 def command_cpu_s(folder: Path, case: Case) -> float:
     """Return the CPU seconds of the whole command, interpreter and imports included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = "from search.commands.search import main; main()"
+    code = "from autopar.cli import search; search()"
     with tempfile.TemporaryDirectory() as out:
         options = [*command_options(folder, case), "--json", "-", "--output-config-path", out]
         subprocess.run(

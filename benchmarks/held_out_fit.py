@@ -80,7 +80,7 @@ MODEL: dict[str, Any] = {
     "vocab_size": 2048,
 }
 _OPTIONS = SearchOptions(time_profile_mode="sequence")
-_COMMAND = "from profiler.model.command import main; main()"
+_COMMAND = "from autopar.cli import model; model()"
 
 
 @dataclass(frozen=True, kw_only=True)

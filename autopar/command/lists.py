@@ -77,15 +77,13 @@ Figures and sources are in hardware_configs/stacks.
 )
 
 
-def main() -> None:
-    """Entry point of all lists; the last word of the process name selects one."""
-    word = sys.argv[0].rpartition(" ")[2]
-    sys.exit(run(sys.argv[1:], next(what for what in _LISTS if word.endswith(what))))
+def run(arguments: Sequence[str], what: What | None = None) -> int:
+    """Run the list command `what` with these arguments and return its exit code.
 
-
-def run(arguments: Sequence[str], what: What) -> int:
-    """Run the list command `what` with these arguments and return its exit code."""
-    listed = _LISTS[what]
+    what : None for the list that the name of the process ends in
+    """
+    word = what or sys.argv[0]
+    listed = next(one for name, one in _LISTS.items() if word.endswith(name))
     return listed.command.run(arguments, lambda raw: _print(listed, raw))
 
 

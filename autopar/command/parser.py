@@ -282,7 +282,7 @@ def _profile_commands() -> Iterator[str]:
             yield f"  {name.removeprefix(_PROFILE).strip():<12}{text}"
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> int:
     """Run `autopar` with words that name no command, or for the completion script of a shell."""
     # typer registers its shells together with the completion options.
     app = typer.Typer(cls=LazyGroup, rich_markup_mode=None)
@@ -293,7 +293,7 @@ def main() -> None:
 
     def answer() -> int:
         try:
-            group.make_context("autopar", sys.argv[1:])
+            group.make_context("autopar", list(arguments))
         except typer.Exit as end:
             return end.exit_code
         return 0
@@ -303,7 +303,7 @@ def main() -> None:
         named = sentence.split(maxsplit=1)[0].rstrip(":") == "autopar"
         say(sentence if named else f"autopar: {sentence}")
 
-    sys.exit(guarded(answer, told))
+    return guarded(answer, told)
 
 
 def _script(shell: str) -> str:

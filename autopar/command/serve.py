@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -195,8 +194,3 @@ def _execute(raw: dict[str, Any]) -> int:
 
     anyio.run(serve)
     return 0
-
-
-def main() -> None:
-    """Entry point of `autopar serve`."""
-    sys.exit(run(sys.argv[1:]))

@@ -171,12 +171,3 @@ def _with_layers_of(profile: ModelProfile, other: ModelProfile) -> ModelProfile:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
     return COMMAND.run(arguments, _execute)
-
-
-def main() -> None:
-    """Entry point of `autopar-profile-estimate`."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

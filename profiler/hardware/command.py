@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from autopar.command.options import Command
@@ -46,8 +45,3 @@ def run(arguments: Sequence[str]) -> int:
     return run_measuring(
         COMMAND, arguments, build=build_options, check=check_world, start=start, module=_MODULE
     )
-
-
-def main() -> None:
-    """Entry point of `torchrun -m profiler.hardware`."""
-    sys.exit(run(sys.argv[1:]))

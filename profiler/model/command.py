@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,12 +52,3 @@ def _execute(raw: dict[str, Any], arguments: list[str]) -> int:
     from profiler.model.run import run as profile_all
 
     return profile_all(options, arguments)
-
-
-def main() -> None:
-    """Entry point of `profile-model`."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

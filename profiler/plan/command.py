@@ -235,12 +235,3 @@ def _check_world(question: Question, launched: int | None, arguments: Sequence[s
             "--standalone)"
         ),
     )
-
-
-def main() -> None:
-    """Entry point of `profile-plan`."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -254,12 +254,3 @@ def _validate(asked: ShowOptions) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
     return COMMAND.run(arguments, _execute)
-
-
-def main() -> None:
-    """Entry point of `profile-show`."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -516,12 +516,3 @@ def _check_writable(path: str) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
     return COMMAND.run(arguments, _execute)
-
-
-def main() -> None:
-    """Entry point of `autopar-verify`."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

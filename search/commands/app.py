@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import threading
@@ -17,7 +16,7 @@ from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, emit_answer, headed, without_head
 from autopar.command.fields import option
 from autopar.command.options import Command
-from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
+from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 from autopar.training.lengths import Batching, Lengths, read_lengths
 
 if TYPE_CHECKING:
@@ -72,15 +71,6 @@ def _wait(thread: threading.Thread, text: str) -> None:
         bar.add_task(text, total=None)
         while thread.is_alive():
             thread.join(0.5)
-
-
-def leave(code: int) -> None:
-    """End the process with an exit code, without waiting for an interrupted search."""
-    if code != INTERRUPTED:
-        sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 SCRIPT = "Launch script"

@@ -19,7 +19,6 @@ from search.commands.app import (
     LengthsSpec,
     ScriptSpec,
     files_read,
-    leave,
     lengths_of,
     with_script,
     working,
@@ -166,11 +165,6 @@ Exit codes: 0 done, {FAILED} findings, no fit or no estimate with --strict, {UNU
 be read as a launch script.
 """,
 )
-
-
-def main() -> None:
-    """Entry point of `autopar-check`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -461,7 +455,3 @@ def _place(asked: CheckSpec) -> _Place:
         card = replace(card, max_gpus_per_node=per_node)
     site = None if asked.site is None else load_site(asked.site)
     return _Place(card, world, site, load_accuracy(), asked.oom_risk)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
 from autopar.units import GIB, format_bytes, format_count, format_probability, format_seconds
-from search.commands.app import SCRIPT, ScriptSpec, emit, leave, with_script, working
+from search.commands.app import SCRIPT, ScriptSpec, emit, with_script, working
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request
 from search.show.terms import memory_name, time_name
@@ -66,11 +66,6 @@ _WIDTH = 80
 """Width without a terminal, columns."""
 _FEW = 0.005
 """Fraction of a step or of a peak below which differences of a term are not shown."""
-
-
-def main() -> None:
-    """Entry point of `autopar-compare`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -254,7 +249,3 @@ def _folded(value: Any) -> str:
     if len(counts) == 1:
         return f"{sizes[0]} each"
     return ", ".join(f"{size} in {number}" for size, number in counts)
-
-
-if __name__ == "__main__":
-    main()

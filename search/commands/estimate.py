@@ -17,7 +17,7 @@ from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.errors import InfeasibleExecution, OptionError
 from autopar.output import refuse_clashes
-from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
+from search.commands.app import Model, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:
     from search.closed_form.validation import Check
@@ -182,11 +182,6 @@ place of tp, and for 2d the panels nb. --placement sets how many of a group shar
 Exit codes: 0 done, 2 an input is unusable, 3 the candidate cannot run.
 """,
 )
-
-
-def main() -> None:
-    """Entry point of `autopar-estimate`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -466,6 +461,3 @@ MODELS: Mapping[str, Model] = {
     "calculon": Model(_CALCULON, _calculon),
     "tensor2d": Model(_TENSOR2D, _tensor2d),
 }
-
-if __name__ == "__main__":
-    main()

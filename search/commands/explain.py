@@ -22,7 +22,6 @@ from search.commands.app import (
     ScriptSpec,
     emit,
     files_read,
-    leave,
     with_script,
     working,
     write_pictures,
@@ -77,11 +76,6 @@ Options given here replace those of the file, such as memory, cluster or batch.
 Exit codes: 0 done, 2 invalid input.
 """,
 )
-
-
-def main() -> None:
-    """Entry point of `autopar-explain`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -292,7 +286,3 @@ def _check_rules(rules: Sequence[str]) -> None:
             parse_rules([rule], [])
         except OptionError as error:
             raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
-
-
-if __name__ == "__main__":
-    main()

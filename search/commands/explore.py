@@ -22,7 +22,7 @@ from autopar.errors import INTERRUPTED, InfeasibleError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import Record
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
-from search.commands.app import Model, PlotOptions, leave, run_model, write_answer
+from search.commands.app import Model, PlotOptions, run_model, write_answer
 from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_ifs
 
 if TYPE_CHECKING:
@@ -228,11 +228,6 @@ M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows an
 Exit codes: 0 done, 2 invalid input, 3 no execution is possible, 130 interrupted.
 """,
 )
-
-
-def main() -> None:
-    """Entry point of `autopar-explore`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -693,7 +688,3 @@ def _talker() -> Callable[[int, int], None]:
             say(f"{_NAME}: {done:,} of {whole:,} evaluations", passing=True)
 
     return progress
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,6 @@ from search.commands.app import (
     ScriptSpec,
     emit,
     files_read,
-    leave,
     with_script,
     working,
     write_results,
@@ -203,11 +202,6 @@ Exit codes: 0 done, 2 invalid input, 3 the engine does not support the plan, or 
 
 
 _OWN = frozenset(row.name for row in rows_of(ExportSpec))
-
-
-def main() -> None:
-    """Entry point of `autopar-export`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -505,7 +499,3 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     elif not files:
         sys.stdout.write(text)
     return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,6 @@ from search.commands.app import (
     LengthsSpec,
     emit,
     files_read,
-    leave,
     lengths_of,
     unwritable,
     working,
@@ -79,11 +78,6 @@ Exit codes: 0 done, 2 invalid input, 3 no plan fits, or none was found in time. 
 to stdout and written to two files; messages are printed to stderr.
 """,
 )
-
-
-def main() -> None:
-    """Entry point of `autopar-search`."""
-    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -749,7 +743,3 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
         f"{_NAME}: the pins cost {(1 - pinned / best) * 100:.2f} % "
         f"({pinned:.5g} instead of {best:.5g} samples/s)"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -66,7 +66,7 @@ def _(lab: Lab) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
         "sys.modules['torch'] = sys.modules['profiler'] = None; "
-        "from search.commands.search import main; main()"
+        "from autopar.cli import search; search()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *GPT, *BASE, "--output_config_path", "none"],

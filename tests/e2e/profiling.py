@@ -22,7 +22,7 @@ from tests.warm import ROOT, Warm, command
 COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
 MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
-_CODE = "from profiler.model.command import main; main()"
+_CODE = "from autopar.cli import model; model()"
 _Process = subprocess.Popen[str] | Warm
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -213,7 +213,7 @@ def test_installed_command_answers_the_same(
     """A few rows through the entry point of a new process."""
     fill(tmp_path, case)
     module = RUN[case.command].__module__
-    code = f"from {module} import main; main()"
+    code = f"import sys; from {module} import run; sys.exit(run(sys.argv[1:]))"
     done = new_interpreter(code, *with_outputs(case), cwd=tmp_path)
 
     assert (done.returncode, done.stderr) == (answers[case][0], answers[case][2])

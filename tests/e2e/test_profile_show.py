@@ -24,7 +24,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command where one module cannot be imported, and check its exit code."""
     code = f"import sys; sys.modules[{without!r}] = None; "
-    code += "from profiler.show.command import main; main()"
+    code += "from autopar.cli import show; show()"
     done = new_interpreter(code, *map(str, arguments), PYTHONIOENCODING=encoding)
     assert done.returncode == expected, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.whole
 
 def new(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run autopar-search in a new interpreter."""
-    code = "from search.commands.search import main; main()"
+    code = "from autopar.cli import search; search()"
     return checked(warm.new_interpreter(code, *arguments, cwd=cwd))
 
 

@@ -222,8 +222,7 @@ def _child(job: dict[str, Any], slave: int) -> None:
         command, module, _ = SUBCOMMANDS[job["name"]]
         sys.argv[:] = [command, *job["arguments"]]
         try:
-            import_module(module).main()
-            code = 0
+            code = import_module(module).run(sys.argv[1:])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if sys.stdout is not None:

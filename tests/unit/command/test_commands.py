@@ -100,7 +100,7 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
         "        raise RuntimeError('boom')\n"
         "    return real(name, *rest, **kwargs)\n"
         "builtins.__import__ = broken\n"
-        "module.main()"
+        "sys.exit(module.run(sys.argv[1:]))"
     )
     arguments = {
         "autopar-profile-estimate": ["--model", "llama2-7b", "--hardware", "h100:1x8"],

@@ -57,9 +57,10 @@ def test_help_names_every_command(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.whole
 def test_a_command_behind_the_door_is_the_command() -> None:
     """The same code answers, under the same name."""
-    ours = new_door("search", "--evaluate", "no-such-plan.json")
+    words = ("--evaluate", "no-such-plan.json")
+    ours = new_door("search", *words)
     own = subprocess.run(
-        [sys.executable, "-m", "search.commands.search", "--evaluate", "no-such-plan.json"],
+        [sys.executable, "-c", "from autopar.cli import search; search()", *words],
         cwd=warm.ROOT,
         capture_output=True,
         text=True,

@@ -37,10 +37,12 @@ def test_working_returns_what_the_call_returns_and_raises_what_it_raises() -> No
 def test_ctrl_c_ends_a_long_search_with_one_sentence() -> None:
     """Exit 130 at once, though the worker would go on for a minute."""
     code = (
-        "import time; from search.commands.app import leave, working\n"
-        "from autopar.command.options import Command\n"
+        "import sys, time, types; from search.commands.app import working\n"
+        "from autopar.cli import enter; from autopar.command.options import Command\n"
         "def go(raw): print('ready', flush=True); return working('x', lambda: time.sleep(600))\n"
-        "leave(Command(name='tool', intro='').run([], go))"
+        "run = lambda words: Command(name='tool', intro='').run(words, go)\n"
+        "sys.modules['search.tool'] = types.SimpleNamespace(run=run)\n"
+        "enter('tool', 'search.tool')"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

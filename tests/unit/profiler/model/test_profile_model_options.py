@@ -32,9 +32,7 @@ def read(*arguments: str) -> ModelOptions:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process that cannot import torch."""
-    code = (
-        "import sys; sys.modules['torch'] = None\nfrom profiler.model.command import main; main()"
-    )
+    code = "import sys; sys.modules['torch'] = None\nfrom autopar.cli import model; model()"
     return new_interpreter(code, *arguments)
 
 

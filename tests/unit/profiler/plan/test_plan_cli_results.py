@@ -404,7 +404,7 @@ def test_only_the_first_rank_works_out_the_arithmetic(
 
 def test_reader_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """`profile-plan ... | head -1` ends without a word."""
-    code = "import sys; from profiler.plan.command import main; main()"
+    code = "from autopar.cli import plan; plan()"
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} plan.json | head -1"
     done = subprocess.run(
         command,
