@@ -11,8 +11,9 @@ from msgspec import to_builtins
 
 from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
-from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import estimate_hardware
 from autopar.rates.measured import HardwareProfile
+from autopar.rates.model import estimate_model
 from autopar.rates.site import load_site
 from autopar.rates.stack import load_stack
 from autopar.run.model import LayerSpec, ModelSpec

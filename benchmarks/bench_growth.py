@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 import search
-from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import estimate_hardware
+from autopar.rates.model import estimate_model
 from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.units import GIB

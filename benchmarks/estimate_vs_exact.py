@@ -14,8 +14,7 @@ from typing import get_args
 from autopar.documents import catalog
 from autopar.documents.model import with_shipped_memory
 from autopar.documents.spec import load_spec
-from autopar.rates import estimate_model
-from autopar.rates.model import Kernels
+from autopar.rates.model import Kernels, estimate_model
 from autopar.run.model import ModelProfile, OtherMemory
 
 __all__ = ["Ratios", "main", "ratios"]

@@ -16,8 +16,8 @@ from statistics import mean, median
 from typing import Any
 
 from autopar.documents.spec import load_spec
-from autopar.rates import estimate_hardware, estimate_model
-from autopar.rates.model import Kernels
+from autopar.rates.card import estimate_hardware
+from autopar.rates.model import Kernels, estimate_model
 from autopar.run.model import ModelProfile
 from autopar.units import GB, MIB, MS
 

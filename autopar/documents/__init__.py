@@ -3,7 +3,3 @@
 Documented names and keys in this package are those of Galvatron's files, as described in
 docs/reference/files.md.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -2,7 +2,3 @@
 
 These are adapters on frozen weights, throughput, MoE routing skew, and the file of a uniform plan.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

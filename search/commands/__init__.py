@@ -2,7 +2,3 @@
 
 They are imported only as entry points, by name.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -93,14 +93,14 @@ def check_values(asked: Iterable[Combination]) -> None:
     An unknown name is an error. A site of another card, or a sequence length that one of two models
     does not support, only excludes a combination.
     """
-    from autopar import rates as estimate
     from autopar.documents import catalog
+    from autopar.rates.card import load_card, parse_hardware
     from autopar.rates.site import load_site
     from autopar.rates.stack import load_stack
 
     def check_hardware(name: str) -> None:
         if named_card(name):
-            estimate.load_card(estimate.parse_hardware(name)[0])
+            load_card(parse_hardware(name)[0])
         elif not Path(name).is_dir():
             catalog.find_hardware(name)
 

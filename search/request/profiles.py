@@ -343,7 +343,7 @@ def card_shape(
 
     Raises OptionError if one of the given numbers contradicts it.
     """
-    from autopar.rates import parse_hardware
+    from autopar.rates.card import parse_hardware
 
     card, nodes, gpus = parse_hardware(hardware)
     for name, given, implied in (

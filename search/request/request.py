@@ -235,10 +235,10 @@ def load_placed(
 
     once : cache; calls the function (second argument) once per key (first argument)
     """
-    from autopar import rates as estimate
-
     if _is_shipped(inputs, options):
         return _shipped(options)
+    from autopar.rates.model import check_rates, check_threads
+
     of_cluster = replace(inputs, **dict.fromkeys(_OF_MODELS))
     hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
     if inputs.site is not None and card is None:
@@ -252,9 +252,9 @@ def load_placed(
     key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
     spec, profile = once(key, lambda: _model(inputs, options, card))
     profile, hardware = _with_stack(profile, hardware, inputs, card)
-    estimate.check_threads(profile, hardware)
+    check_threads(profile, hardware)
     if card is None or inputs.time_profiling_path is not None:
-        notes = estimate.check_rates(profile, spec, hardware)
+        notes = check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
 
@@ -353,7 +353,7 @@ def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareP
 
 def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     """Return (hardware, card name), None as card name of measured hardware; raises OptionError."""
-    from autopar import rates as estimate
+    from autopar.rates.card import estimate_hardware
     from autopar.rates.stack import DEFAULT_STACK, load_stack
 
     name = inputs.hardware
@@ -380,7 +380,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     card, num_nodes, gpus_per_node = card_shape(
         asked, inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
     )
-    hardware = estimate.estimate_hardware(
+    hardware = estimate_hardware(
         card,
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
@@ -461,8 +461,8 @@ def _require_all_to_all(
 def _model(
     inputs: InputSpec, options: SearchOptions, card: str | None
 ) -> tuple[ModelSpec, ModelProfile]:
-    from autopar import rates as estimate
     from autopar.documents.model import read_model_profile, with_shipped_memory
+    from autopar.rates.model import estimate_model
     from autopar.run.model import refuse_hybrid
 
     computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
@@ -495,7 +495,7 @@ def _model(
                 "--hardware CARD:NODESxGPUS to estimate"
             ),
         )
-    profile = estimate.estimate_model(
+    profile = estimate_model(
         spec,
         card,
         precision=options.mixed_precision,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
-from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import estimate_hardware
 from autopar.rates.measured import HardwareProfile
+from autopar.rates.model import estimate_model
 from autopar.rates.stack import load_stack
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.run.of_plan import run_of_plan

@@ -12,7 +12,7 @@ from autopar.documents.checks import DOCUMENTS, PatternDocument
 from autopar.documents.json import read_record
 from autopar.documents.spec import load_spec
 from autopar.errors import AutoparError, DocumentError, OptionError
-from autopar.rates import parse_hardware
+from autopar.rates.card import parse_hardware
 from search.request.request import build_request
 from tests.unit.documents_support import DOCUMENTS as VALID
 

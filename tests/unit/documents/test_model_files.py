@@ -534,7 +534,8 @@ def test_estimated_files_are_read_back_without_a_model(
     """Sizes and the documented path options are enough; heads may stay unknown."""
     from autopar.documents.hardware import write_hardware
     from autopar.documents.spec import load_spec
-    from autopar.rates import estimate_hardware, estimate_model
+    from autopar.rates.card import estimate_hardware
+    from autopar.rates.model import estimate_model
     from search.commands import search as cli
 
     spec = load_spec("llama2-7b")

@@ -24,7 +24,8 @@ from autopar.documents.schemas import ComputationDocument
 from autopar.documents.spec import load_spec
 from autopar.documents.times import computation_doubts
 from autopar.errors import DocumentError
-from autopar.rates import check_rates, estimate_hardware
+from autopar.rates.card import estimate_hardware
+from autopar.rates.model import check_rates
 from autopar.records import replace
 from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.sanity_checks import (

@@ -11,7 +11,7 @@ from autopar.documents import catalog
 from autopar.documents.model import ModelMemory, read_model_memory, with_shipped_memory
 from autopar.documents.sidecar import read_sidecar, sidecar_path
 from autopar.documents.spec import load_spec, write_spec
-from autopar.rates import activation_bytes, estimate_model
+from autopar.rates.model import activation_bytes, estimate_model
 from autopar.records import replace
 from autopar.run.model import (
     ModelProfile,

@@ -12,7 +12,7 @@ from autopar.documents.catalog import model_names
 from autopar.documents.spec import bare_spec, load_spec, write_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.families.config import parse_hugging_face
-from autopar.rates import activation_bytes
+from autopar.rates.model import activation_bytes
 from autopar.records import replace
 from autopar.run.model import (
     LayerSpec,

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from autopar import rates as estimate
 from autopar.command.answers import without_head
 from autopar.documents.json import read_record
 from autopar.documents.spec import load_spec
 from autopar.exploration import ExplorationDocument
+from autopar.rates import card as rates_of_card, model as rates_of_model
 from autopar.rates.accuracy import load_accuracy, probability_faster
 from autopar.records import replace
 from autopar.training.throughput import spec_flop
@@ -448,14 +448,14 @@ def test_names_of_files_differ() -> None:
 def test_profiles_are_made_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """A model for each card and stack, a cluster for each shape and stack; batches share both."""
     calls: list[str] = []
-    for name in ("estimate_model", "estimate_hardware"):
-        make = getattr(estimate, name)
+    for module, name in ((rates_of_model, "estimate_model"), (rates_of_card, "estimate_hardware")):
+        make = getattr(module, name)
 
         def counted(*given: Any, _make: Any = make, _name: str = name, **more: Any) -> Any:
             calls.append(_name)
             return _make(*given, **more)
 
-        monkeypatch.setattr(estimate, name, counted, raising=False)
+        monkeypatch.setattr(module, name, counted)
     words = several(model=MODELS, hardware=("h100:1x2", "h100:1x4"), stack=STACKS)
     asked(*words, *several(settle_bsz=("8", "16", "24")), *SMALL, capsys=capsys)
 

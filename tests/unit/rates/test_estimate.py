@@ -12,17 +12,11 @@ from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.model import read_model_profile
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError
-from autopar.rates import (
-    activation_bytes,
-    estimate_hardware,
-    estimate_model,
-    load_card,
-    parse_hardware,
-)
+from autopar.rates.card import estimate_hardware, load_card, parse_hardware
 from autopar.rates.collectives import GroupShape, collective_time_s
 from autopar.rates.command import run
 from autopar.rates.measured import COLLECTIVES
-from autopar.rates.model import layer_flop
+from autopar.rates.model import activation_bytes, estimate_model, layer_flop
 from autopar.records import replace
 from autopar.units import GB, MIB
 

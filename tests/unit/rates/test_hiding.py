@@ -12,9 +12,11 @@ import pytest
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, OptionError
-from autopar.rates import command as estimate_command, estimate_hardware, estimate_model
+from autopar.rates import command as estimate_command
 from autopar.rates.accuracy import class_of_sources, load_accuracy
+from autopar.rates.card import estimate_hardware
 from autopar.rates.measured import HardwareProfile, host_calls
+from autopar.rates.model import estimate_model
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.model import ModelProfile

@@ -12,7 +12,8 @@ import search
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
-from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import estimate_hardware
+from autopar.rates.model import estimate_model
 from autopar.records import replace
 from autopar.sources import STACK_ROLE
 from search.planning.layered.core import solve_tables

@@ -11,7 +11,7 @@ import pytest
 from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.rates import estimate_hardware
+from autopar.rates.card import estimate_hardware
 from autopar.records import replace
 from autopar.run.rules import RuleError
 from autopar.sources import STACK_ROLE

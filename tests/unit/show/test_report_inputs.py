@@ -9,7 +9,7 @@ import pytest
 
 from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
-from autopar.rates import estimate_hardware
+from autopar.rates.card import estimate_hardware
 from autopar.records import replace
 from autopar.sources import Source
 from search.commands import search as cli

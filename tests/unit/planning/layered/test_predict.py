@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from autopar.documents.spec import load_spec
-from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import estimate_hardware
+from autopar.rates.model import estimate_model
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.units import GIB

@@ -13,7 +13,7 @@ from autopar.documents.json import load_object  # noqa: E402
 from autopar.documents.model import with_shipped_memory  # noqa: E402
 from autopar.documents.sidecar import sidecar_path  # noqa: E402
 from autopar.documents.spec import load_spec  # noqa: E402
-from autopar.rates import estimate_model  # noqa: E402
+from autopar.rates.model import estimate_model  # noqa: E402
 from profiler.model import shipped  # noqa: E402
 from profiler.model.cells import with_seq_lengths  # noqa: E402
 from profiler.model.counting import layer_memory, vocab_memory  # noqa: E402
