@@ -19,7 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from autopar.pipeline import SCHEDULES, Schedule, in_flight, replay, schedule_problem, step_s
+from autopar.pipeline.formulas import in_flight, step_s
+from autopar.pipeline.replay import replay
+from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_problem
 from benchmarks.ledger_docs import write_tables
 
 __all__ = ["Compared", "Summary", "compare", "main", "summary_of", "table"]

@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from autopar.pipeline import (
-    SCHEDULES,
-    TORCH_NAMES,
-    Schedule,
-    actions,
-    part_of,
-    rank_of,
-    schedule_problem,
-)
+from autopar.pipeline.orders import actions, part_of, rank_of
+from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_problem
 
 pipelining = pytest.importorskip(
     "torch.distributed.pipelining.schedules", reason="torch with pipeline schedules is missing"

@@ -7,7 +7,9 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from autopar.pipeline import SCHEDULES, Schedule, replay, schedule_problem, step_s
+from autopar.pipeline.formulas import step_s
+from autopar.pipeline.replay import replay
+from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_problem
 from benchmarks.schedules import PAGE, compare, summary_of, table
 from tests.often import often
 

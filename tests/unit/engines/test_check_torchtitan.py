@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import DocumentError
-from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
+from autopar.pipeline.formulas import in_flight
+from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights

@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from autopar.pipeline import (
+from autopar.pipeline.formulas import bubble_s, in_flight, step_s
+from autopar.pipeline.orders import actions, part_of
+from autopar.pipeline.replay import replay
+from autopar.pipeline.schedules import (
     SCHEDULES,
     TORCH_NAMES,
     Engine,
     Schedule,
-    actions,
-    bubble_s,
-    in_flight,
-    part_of,
-    replay,
     schedule_named,
     schedule_problem,
-    step_s,
 )
 from autopar.price.step import step_time
 from autopar.records import replace

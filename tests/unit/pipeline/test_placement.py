@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.pipeline import Schedule, place_layers
-from autopar.pipeline.placement import stage_seconds
+from autopar.pipeline.placement import place_layers, stage_seconds
+from autopar.pipeline.schedules import Schedule
 from autopar.records import replace
 from autopar.run.strategy import chunks_of_sizes
 from search.engines.megatron.read import read_run
