@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
+from autopar.documents.times import seqs_text
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
@@ -29,11 +30,6 @@ _KINDS: dict[str, tuple[TensorKind, TensorKind]] = {
 }
 _LENGTHS = 5
 _SHORTEST = 64
-
-
-def seqs_text(seqs: tuple[int, ...]) -> str:
-    """Return sequence lengths in the format of Galvatron's keys: `2048` or `[512,512]`."""
-    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
 
 
 def with_seq_lengths(spec: ModelSpec, seqs: tuple[int, ...]) -> ModelSpec:

@@ -24,7 +24,7 @@ from autopar.documents.sidecar import (
     TimeCoefficients,
     TimeFit,
 )
-from autopar.documents.times import computation_keys
+from autopar.documents.times import computation_keys, seqs_text
 from autopar.records import Record
 from autopar.run.model import (
     LayerMemory,
@@ -47,7 +47,6 @@ from autopar.statistics import (
     warnings_of,
 )
 from autopar.units import MS, format_count
-from profiler.model.cells import seqs_text
 from profiler.model.options import GALVATRON_BATCHES, Mode
 
 # --------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autopar.documents.sidecar import ModelMeasurement
+from autopar.documents.times import seqs_text
 from autopar.errors import AutoparError
 from autopar.rates.model import activation_bytes
 from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
 from autopar.units import format_bytes
 from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
-from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
+from profiler.model.cells import ModelCell, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory, layer_memory, vocab_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.parallel import sole_group, timed_group

@@ -51,7 +51,7 @@ def with_balanced_chunks(run: Run, stages: int, pieces: int) -> tuple[tuple[Chun
 _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 
 
-def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
+def even_stages(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the even partition for the stages and chunks of a run; None: layers do not divide."""
     try:
         return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
@@ -75,7 +75,7 @@ def arguments_of(run: Run) -> dict[str, str]:
         found["expert-model-parallel-size"] = str(split.ep)
         found["expert-tensor-parallel-size"] = str(split.etp)
     if strategy.pp > 1:
-        if strategy.stages == _evenly(run):
+        if strategy.stages == even_stages(run):
             ends = ends_of(run)
             found |= {flag: "" for flag, counts in zip(_COUNTED, ends, strict=True) if counts}
             if strategy.vpp > 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from autopar.errors import InputError, did_you_mean
+from autopar.errors import did_you_mean
 from autopar.records import Record, replace
 from autopar.run.rules import Kind, Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
@@ -30,7 +30,7 @@ from search.engines.bridge.read import (
     run_of_settings,
 )
 from search.engines.bridge.recipes import Settings, recompute_settings
-from search.engines.changes import Changes, arguments_of, with_balanced_chunks
+from search.engines.changes import Changes, arguments_of, even_stages
 from search.engines.engine import EngineRelease, asked_release
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
@@ -432,7 +432,7 @@ def _turned(run: Run) -> Settings:
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     pp, vpp = strategy.pp, strategy.vpp
     words = arguments_of(run)
-    even = pp == 1 or strategy.stages == _even(run)
+    even = pp == 1 or strategy.stages == even_stages(run)
     found: Settings = {
         _TP: split.tp,
         "model.pipeline_model_parallel_size": pp,
@@ -454,14 +454,6 @@ def _turned(run: Run) -> Settings:
         found["model.expert_model_parallel_size"] = split.ep
         found["model.expert_tensor_parallel_size"] = split.etp
     return found
-
-
-def _even(run: Run) -> object:
-    """Return the even partition for the stages and chunks of a run; None: layers do not divide."""
-    try:
-        return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
-    except InputError:
-        return None
 
 
 def card(source: Configuration) -> str | None:
