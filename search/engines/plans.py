@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict, cast
 
 from msgspec import field
+from msgspec.structs import asdict
 
 from autopar.command.fields import rows_of, words_of, written
 from autopar.errors import InputError
@@ -63,21 +64,13 @@ class ExportJob(Record):
         return self.spec.layers[-1].seq_length
 
 
-class ExportedPlan(Record):
-    """Plan exported to one engine: files, launch command and unsupported features."""
+class NearestPlan(Record):
+    """Nearest plan that an engine can run, with its differences from the requested plan."""
 
-    engine: Engine
-    engine_version: str
-    """Release of the engine that the keys come from."""
     plan: Plan
-    """Plan that the engine executes; equal to the exported plan if `losses` is empty."""
-    files: Mapping[str, str]
-    """Text by file name; the first is the configuration."""
-    losses: tuple[UnsupportedFeature, ...]
-    """Features of the plan that the engine cannot express; empty if it runs exactly this plan."""
-    launch: str
-    """Launch command of one node, with its environment; ends in a newline."""
-    notes: tuple[str, ...] = field(default=())
+    losses: tuple[UnsupportedFeature, ...] = ()
+    """Features of the requested plan that the engine cannot express; empty if it runs that plan."""
+    notes: tuple[str, ...] = ()
     """Notes for the user, such as values to fill in."""
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
     """Fields of `SearchOptions` whose value in the engine differs from the job. Estimates of time
@@ -85,6 +78,18 @@ class ExportedPlan(Record):
     search: SearchFields = ()
     """Options of a search that finds only plans with these degrees that the engine runs unchanged;
     empty if every plan is such a plan."""
+
+
+class ExportedPlan(NearestPlan):
+    """Plan exported to one engine: files, launch command and unsupported features."""
+
+    engine: Engine
+    engine_version: str
+    """Release of the engine that the keys come from."""
+    files: Mapping[str, str]
+    """Text by file name; the first is the configuration."""
+    launch: str
+    """Launch command of one node, with its environment; ends in a newline."""
     draft: Draft | None = None
     """Output of `Engine.write`; None for engines with per-layer plans."""
     runs: Run | None = None
@@ -140,19 +145,6 @@ class ExporterSpace(Record):
     """Software stack for step-time estimates; None: the default stack."""
 
 
-class NearestPlan(Record):
-    """Nearest plan that an engine can run, with its differences from the requested plan."""
-
-    plan: Plan
-    losses: tuple[UnsupportedFeature, ...] = ()
-    """Changes of the plan; empty if the engine executes the plan exactly."""
-    notes: tuple[str, ...] = ()
-    as_run: Mapping[str, bool | str] = field(default_factory=dict)
-    """Fields of `SearchOptions` whose value in the engine differs from the job."""
-    search: SearchFields = ()
-    """Options of a search for plans with these degrees that the engine runs unchanged."""
-
-
 # --------------------------------------------------------------------------------------------------
 # Export of a plan.
 
@@ -173,15 +165,11 @@ def _lowered(engine: EngineRecord, job: ExportJob) -> ExportedPlan:
     run, place = engine.handed(job, near.plan)
     draft: Draft = engine.write(run, replace(place, release=job.release))
     return ExportedPlan(
+        **asdict(replace(near, notes=(*near.notes, *draft.notes))),
         engine=cast(Engine, engine.name),
         engine_version=draft.version,
-        plan=near.plan,
         files=draft.files,
-        losses=near.losses,
         launch=draft.launch,
-        notes=(*near.notes, *draft.notes),
-        as_run=near.as_run,
-        search=near.search,
         draft=draft,
         runs=run,
     )
