@@ -83,11 +83,12 @@ def nearest(
     """
     refused = ""
     for shape in _shapes(job, reach):
-        problems = reach.problems(shape, job.spec)
-        for plan in () if problems else _plans(job, reach, shape):
-            problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
-            if not problems:
-                return plan, losses_between(job.plan, plan, reach.title, reach.reasons, refused)
+        plan = _plan_of(job, reach, shape)
+        problems = reach.problems(shape, job.spec) or violations(
+            plan, job.spec, sequence_parallel=job.sequence_parallel
+        )
+        if not problems:
+            return plan, losses_between(job.plan, plan, reach.title, reach.reasons, refused)
         # Report the problem of the first shape, which is the nearest.
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
@@ -132,8 +133,8 @@ def _shape(layer: LayerStrategy, reach: EngineCapabilities) -> LayerStrategy:
     return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
-def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> Iterator[Plan]:
-    """Yield the plans whose layers all have one shape; they differ in embedding and head."""
+def _plan_of(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> Plan:
+    """Return the plan whose layers, embedding and head all have one shape."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
     mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
@@ -149,19 +150,13 @@ def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> I
         )
         for layer in plan.layers
     )
-    for vocab in _vocabularies(plan.vocab, shape):
-        own = _replicas(ranks, vocab)
-        zero3 = mode == "zero3" if own > 1 else plan.vocab.zero3
-        sharded = replace(vocab, zero3=zero3)
-        copies = _replicas(ranks, shape) > 1 or own > 1
-        default = plan.default_dp_type if mode == "zero3" or not copies else mode
-        yield replace(plan, layers=layers, vocab=sharded, default_dp_type=default)
-
-
-def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:
-    """Return the strategies of embedding and head to try: only one, with the layers' degrees."""
-    ulysses = shape.ulysses if shape.tp > 1 else vocab.ulysses
-    return [VocabStrategy(tp=shape.tp, ulysses=ulysses, cp=shape.cp)]
+    ulysses = shape.ulysses if shape.tp > 1 else plan.vocab.ulysses
+    vocab = VocabStrategy(tp=shape.tp, ulysses=ulysses, cp=shape.cp)
+    own = _replicas(ranks, vocab)
+    zero3 = mode == "zero3" if own > 1 else plan.vocab.zero3
+    copies = _replicas(ranks, shape) > 1 or own > 1
+    default = plan.default_dp_type if mode == "zero3" or not copies else mode
+    return replace(plan, layers=layers, vocab=replace(vocab, zero3=zero3), default_dp_type=default)
 
 
 def _replicas(ranks: int, shape: LayerStrategy | VocabStrategy) -> int:
