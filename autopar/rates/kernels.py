@@ -507,10 +507,11 @@ _EFFICIENT_SHARE, _EFFICIENT_FLOP_PER_S = 0.5, 1e14
 _EFFICIENT_BACKWARD = 0.47
 """Rates of PyTorch's memory-efficient kernel with wide heads.
 
-Forward at head width 512: half of the peak on an L20 and an RTX 4090, about 100 TFLOP/s on a GH200,
-whose tensor cores it does not use in full (README of xlite-dev/ffpa-attn, and its benchmark by
-wkun-upenn). Backward: 2.5 times the FLOP in 5.3 times the time (xlite-dev/ffpa-attn#137). Both give
-the 72 ms of a layer with a window on an H200 (verl-project/verl#7131) within 5 %.
+Forward at head width 512: half of the peak on an L20 and an RTX 4090. On a GH200 it is about
+100 TFLOP/s, since it does not use the tensor cores in full (README of xlite-dev/ffpa-attn, and its
+benchmark by wkun-upenn). Backward: 2.5 times the FLOP in 5.3 times the time
+(xlite-dev/ffpa-attn#137). Both give the 72 ms of a layer with a window on an H200
+(verl-project/verl#7131) within 5 %.
 """
 
 

@@ -6,7 +6,7 @@ and precision are in `autopar.run.runtime`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -743,81 +743,3 @@ def windows_of(model: Model) -> tuple[int | None, int]:
             "fixed period, which a uniform plan needs"
         )
     return sizes.pop(), every
-
-
-def refuse_unlike(model: Model) -> None:
-    """Raise InputError if the layers of a model do not allow a uniform plan.
-
-    A uniform plan needs a decoder-only model with attention. Layers may differ only in their parts
-    (attention or one other mixer, experts or a dense MLP), in the sliding window, and layers with a
-    window in their heads from those without.
-    """
-    if model.first_attention is None:
-        raise InputError(f"model {model.name!r}: uniform plans need a layer with attention")
-    if not {*model.mtp_block} <= {*model.kinds}:
-        raise InputError(
-            f"model {model.name!r}: uniform plans do not support MTP layers of a kind that the "
-            "model does not have"
-        )
-    for layer in model.kinds:
-        attention = layer.attention
-        causal = attention is None or attention.causal or model.has_patches
-        if layer.cross or not causal:
-            raise InputError(
-                f"model {model.name!r}: memory of Megatron-LM is counted for decoder-only models",
-                remedy="Remove --engine megatron",
-            )
-        if len(layer.mixers) > 1:
-            raise InputError(
-                f"model {model.name!r}: uniform plans do not support layers with several mixers"
-            )
-    # torch layers, the only ones of such models, are priced one by one
-    for what, of in _ALIKE.items() if not model.has_patches else ():
-        if len({of(layer) for layer in model.kinds} - {None}) > 1:
-            raise InputError(
-                f"model {model.name!r}: layers differ in {what}, which uniform plans do not "
-                "support",
-                remedy="Check a launch of it instead (autopar check)",
-            )
-    mixtures = {layer.experts for layer in model.kinds} - {None}
-    dense = {layer.mlp for layer in model.kinds if isinstance(layer.mlp, Mlp)}
-    for what, kinds in (("experts", mixtures), ("dense MLPs", dense)):
-        if len(kinds) > 1:
-            raise InputError(
-                f"model {model.name!r}: uniform plans do not support {what} of two kinds"
-            )
-    windows_of(model)
-
-
-def _heads(layer: Layer, *, narrow: bool) -> tuple[object, ...] | None:
-    """Return the heads of a layer with a window, or of one without; None for the other."""
-    one = layer.attention
-    if one is None or (one.window is not None) is not narrow:
-        return None
-    sizes = (one.heads, one.kv_heads, one.width, one.value_width, one.rotary_share)
-    return (*sizes, one.latent, one.head_norms, one.dropout, one.gated)
-
-
-def _indexer(attention: Attention) -> Indexer | Literal[0]:
-    one = attention.indexer
-    return 0 if one is None else replace(one, reused=False)
-
-
-def _norms(layer: Layer) -> tuple[object, ...]:
-    return (layer.norm, layer.norms - layer.parts)
-
-
-_ALIKE: Mapping[str, Callable[[Layer], object | None]] = {
-    "widths": lambda layer: layer.hidden,
-    "sequence lengths": lambda layer: layer.seq_length,
-    "heads": lambda layer: _heads(layer, narrow=False),
-    "heads with a window": lambda layer: _heads(layer, narrow=True),
-    "indexers": lambda layer: None if layer.attention is None else _indexer(layer.attention),
-    "mixers": lambda layer: layer.recurrent,
-    "norms": _norms,
-    "biases": lambda layer: layer.biases,
-    "QKV biases": lambda layer: None if layer.attention is None else layer.attention.qkv_biases,
-    "gates": lambda layer: None if layer.mlp is None else layer.mlp.gated,
-}
-"""Values that must be equal in all layers of a uniform plan, in the order of the checks; None for
-layers without the part."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autopar.errors import InputError
-from autopar.run.architecture import refuse_unlike
+from autopar.run.of_plan import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine, EngineRelease

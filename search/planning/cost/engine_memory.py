@@ -22,9 +22,8 @@ from autopar.price.workspaces import (
 )
 from autopar.rates.devices import default_attention
 from autopar.records import replace
-from autopar.run.architecture import refuse_unlike
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
-from autopar.run.of_plan import model_of_spec
+from autopar.run.of_plan import model_of_spec, refuse_unlike
 from autopar.run.plan import tensor_degrees
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels, Precision, PrecisionKind, Runtime
