@@ -45,7 +45,7 @@ from autopar.output import OutsideError, is_outside, only_below
 
 _IMPORTED = (
     *(f"search.commands.{name}" for name in ("search", "check", "explain", "compare")),
-    *("search.planning.choose", "search.planning.uniform.summary", "search.show.files"),
+    *("search.planning.choose", "search.planning.uniform.summary", "search.show.uniform_files"),
     *("search.planning.layered.planner", "search.planning.uniform.imports"),
     *("search.questions.given", "search.questions.compare", "search.check.alternatives"),
     *("search.engines.megatron.check", "autopar.command.lists", "autopar.command.parser"),

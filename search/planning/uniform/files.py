@@ -1,7 +1,7 @@
 """Reader of uniform-plan files in the formats `autopar-run` and `autopar-launch`.
 
 `autopar-run` files contain a run. The older `autopar-launch` files, which are the output of
-`--json`, contain degrees instead. Files are written by `search.show.files`, and engine
+`--json`, contain degrees instead. Files are written by `search.show.uniform_files`, and engine
 configurations by `search.engines`.
 """
 

@@ -39,7 +39,7 @@ class UniformSearchResult(SearchResult):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that `--json` prints, without its header fields."""
         # reports import results, so importing them here at run time avoids a cycle
-        found: dict[str, Any] = import_module("search.show.files").launch_result(
+        found: dict[str, Any] = import_module("search.show.uniform_files").launch_result(
             self.found, self.request
         )
         return found
