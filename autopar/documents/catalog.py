@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -638,10 +639,15 @@ def _files(folder: str, pattern: str, key: Callable[[Path], str]) -> dict[str, P
     key : function from a path to the name of the file.
     """
     found: dict[str, Path] = {}
-    for root in _ROOTS:
-        for path in sorted((root / folder).glob(pattern)):
-            found.setdefault(key(path), path)
+    for path in _paths(_ROOTS, folder, pattern):
+        found.setdefault(key(path), path)
     return found
+
+
+@cache
+def _paths(roots: tuple[Path, ...], folder: str, pattern: str) -> tuple[Path, ...]:
+    """Return the shipped files that match a glob pattern; they are listed once per process."""
+    return tuple(path for root in roots for path in sorted((root / folder).glob(pattern)))
 
 
 def _hardware() -> dict[str, Path]:

@@ -140,6 +140,13 @@ def equal_layer_counts(
     """
     counts = [least * own for own in parts]
     stages = len(counts)
+    if each_s > 0.0:
+        # layers that end well before the mean go to their stages in whatever order
+        mean_s = (sum(around_s) + number * each_s) / stages
+        most = [int((mean_s - one) / each_s - 1.5) for one in around_s]
+        early = [max(*both) if own else 0 for own, *both in zip(parts, counts, most, strict=True)]
+        if sum(early) + stages <= number:
+            counts = early
     queue = [
         (around_s[at] + counts[at] * each_s, abs(2 * at - stages + 1), at)
         for at in range(stages)

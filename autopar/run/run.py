@@ -202,6 +202,8 @@ def mixer_values(model: Model) -> dict[str, Any]:
 
 def _starts_reused(run: Run) -> Iterator[bool]:
     """Yield for each chunk of layers True if the first one reuses the keys of an earlier layer."""
+    if run.model.first_sparse is None:  # no layer has keys to reuse
+        return
     reused = run.model.reused
     for stage in run.strategy.stages:
         for chunk in stage:

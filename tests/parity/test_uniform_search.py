@@ -487,9 +487,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         lambda old: scaled(old, 1.05)),
     "bounds of layouts are too high": (expansion, "stages_s", lambda old: scaled(old, 1.05)),
     "bounds of chunks are too high": (expansion, "words_s", lambda old: scaled(old, 1.05)),
-    "bytes of chunks are too high": (
-        expansion, "partition_bytes", lambda old: scaled(old, 1.05)
-    ),
+    "bytes of chunks are too high": (expansion, "partition_bytes", lambda old: scaled(old, 1.05)),
     "more layers in blocks than there is room for": (
         expansion, "partly_recomputed_s", lambda old: scaled(old, 1.2)
     ),
@@ -502,6 +500,8 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "more micro-batches are live in any partition": (candidates, "spread_live",
         lambda old: lambda *which: old(*which)._replace(levels=1.2 * old(*which).levels)
     ),
+    "early stages are longer": (partitions, "least_early_layers", lambda old: scaled(old, 1.3)),
+    "early stages have more bytes": (partitions, "early_bytes", lambda old: scaled(old, 1.2)),
     "transfers count twice": (cost_model.UniformCostModel, "transfer_s", lambda old: scaled(old,
         2.0)),
     "optimizers count three times": (cost_model.UniformCostModel, "update_s",
@@ -589,9 +589,8 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         expansion.CandidateExpander, "fastest_sets", lambda old: lambda self, *args: old(self,
             *args[:3])
     ),
-    "copies to the host take twice as long": (
-        on_host, "_copies_s", lambda old: scaled(old, 2.0)
-    ),
+    "copies to the host take twice as long": (on_host, "_copies_s", lambda old: scaled(old, 2.0)),
+    "tensors on the host are larger": (on_host, "_least_copied", lambda old: scaled(old, 1.5)),
     "bytes beside modules on the host are 5 % too high": (
         expansion, "sets_bytes", lambda old: scaled(old, 1.05)
     ),

@@ -485,8 +485,10 @@ class _Search:
         if least > entry.seconds:
             if least < math.inf:
                 self.pushed += 1
-                key = self.key(least, entry.level)
-                again = entry._replace(key=key, seconds=least, number=self.pushed)
+                # a known bound of a number of stages contains the reductions, which count once
+                level = _STAGES if entry.level == _PIPELINE else entry.level
+                key = self.key(least, level)
+                again = entry._replace(key=key, seconds=least, level=level, number=self.pushed)
                 heapq.heappush(self.queue, again)
             return
         self.least_pushed = math.inf

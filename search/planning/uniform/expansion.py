@@ -17,6 +17,7 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
+from autopar.run.rules import holds_all
 from autopar.units import divisors
 from search.engines.candidate import (
     FULL,
@@ -26,7 +27,7 @@ from search.engines.candidate import (
     Precision,
     allowed_values,
 )
-from search.engines.space import needs_one_queue
+from search.engines.space import needs_one_queue, values_of
 from search.planning.uniform.bounds.candidates import (
     DEVICE,
     OPEN,
@@ -41,6 +42,7 @@ from search.planning.uniform.bounds.candidates import (
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     arrangement_of,
+    layer_total_s,
     partial_recompute_s,
 )
 from search.planning.uniform.bounds.live import spread_stages
@@ -56,6 +58,7 @@ from search.planning.uniform.bounds.offload import (
 )
 from search.planning.uniform.bounds.partitions import (
     Partitions,
+    early_stages,
     partition_bytes,
     partitions_of,
     partly_recomputed_s,
@@ -217,16 +220,19 @@ class CandidateExpander:
         inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
         key = (*inner, choice.pp, choice.zero)
         if key not in self._known.copies:
+            numbers = allowed_values(divisors(data), wanted)
+            alone = replace(choice, overlap_experts=False)
+            values = values_of(self.engine, self.job, alone)
+            # rules hold for arrays
+            runs = holds_all(self.engine.rules, {**values, "dp_replicate": np.array(numbers)})
             self._known.copies[key] = tuple(
                 number
-                for number in allowed_values(divisors(data), wanted)
+                for number, legal in zip(
+                    numbers, np.broadcast_to(runs, len(numbers)).tolist(), strict=True
+                )
                 # as many replicas as ranks would shard nothing
                 if number == 1
-                or (
-                    number < data * choice.cp
-                    and not (experts and of_experts % number)
-                    and self._runs(replace(choice, dp_replicate=number))
-                )
+                or (legal and number < data * choice.cp and not (experts and of_experts % number))
             )
         return self._known.copies[key]
 
@@ -390,7 +396,7 @@ class CandidateExpander:
         of_memory = (unit.bounds, *key)
         if of_memory not in self._known.spread:
             self._known.spread[of_memory] = self.prices.many_spread_bytes(unit, staging.spread)
-        sizes, most = self._known.spread[of_memory]
+        sizes, freed = (each[None] for each in self._known.spread[of_memory])
         plain = self.prices.rows_s(unit, replace(degree, zero=0))
         rows = [
             self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
@@ -398,20 +404,25 @@ class CandidateExpander:
             else plain
             for pp, zero, copies in staging.shardings
         ]
-        offload, hosted = None, sizes[:, :-2]
+        model, early = staging.of, None
+        if len(model) and not any(self.job.model.reused):
+            own, slopes, early = early_stages(self.prices, unit, staging, rows)
+            sizes, freed = np.concatenate([sizes, own]), np.concatenate([freed, slopes])
+        offload, hosted = None, sizes.max(axis=0)[:, :-2]
         if rows and self.prices.hosted.words:
             offload = offload_of_unit(unit, rows)
-            hosted = hosted_spread_bytes(offload, sizes, most, staging.spread.most)
+            hosted = hosted_spread_bytes(offload, sizes, freed, staging.spread.most).max(axis=0)
         return StageCandidates(
             staging=staging,
             bytes=sizes,
-            freed=most,
+            freed=freed,
             hosted=hosted,
             offload=offload,
-            model=staging.of,
-            whole_s=np.array([one.whole_s for one in rows])[staging.of],
-            layer_s=np.array([one.layer_s for one in rows])[staging.of],
-            again=np.array([one.again for one in rows])[staging.of],
+            model=model,
+            whole_s=np.array([one.whole_s for one in rows])[model],
+            layer_s=np.array([one.layer_s for one in rows])[model],
+            again=np.array([one.again for one in rows])[model],
+            early=early,
         )
 
     def _staging_of(self, unit: DegreeTimes, degree: Candidate) -> StageCandidate:
@@ -461,37 +472,53 @@ class CandidateExpander:
         limits, room : `limits` by row, shapes [rows, policies] and [rows]
         """
         staging = table.staging
-        fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
-        found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
-        layer = np.where(fits, table.layer_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
+        sizes = table.bytes.max(axis=0)
+        fits = self.words & self.device & (sizes[:, :-2] <= limits)
+        whole_s, layer_s = table.whole_s[:, :-2], table.layer_s[:, :-2]
+        mean, longest_s = 1.0 / staging.pp, staging.layers[:, None] * layer_s
+        found = np.where(fits, whole_s, np.inf).min(axis=1, initial=np.inf)
+        stage_s = np.maximum(whole_s * mean[:, None], longest_s)
+        longest = np.where(fits, stage_s, np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
-            lacking = np.maximum(0.0, table.bytes[:, -2] - room)
+            lacking = np.maximum(0.0, table.bytes[:, :, -2] - room)
             # more micro-batches than in the mean may be live of recomputed layers
-            slope = table.freed[:, -2] * staging.spread.most[:, 0]
-            partly = partial_recompute_s(table.again, lacking / slope)
-            free = table.bytes[:, -1] <= room
+            freed = lacking[0] / (table.freed[0, :, -2] * staging.spread.most[:, 0])
+            least = staging.layers * table.layer_s[:, -2]
+            if table.early is not None:
+                # other stages may recompute fewer layers
+                early, own = table.early, lacking[1:] / table.early.live
+                freed = np.maximum(freed, own.max(axis=0))
+                again_s = layer_total_s(
+                    early.device_s + own * table.again[:, 2],
+                    early.host_s + own * table.again[:, 3],
+                )
+                least = np.maximum(least, again_s.max(axis=0))
+            partly = partial_recompute_s(table.again, freed)
+            free = sizes[:, -1] <= room
             found = np.where(free, np.minimum(found, partly), found)
-            layer = np.where(free, table.layer_s[:, -2], layer)
+            least = np.maximum(least, partly * mean)
+            longest = np.where(free, np.minimum(longest, least), longest)
         if self.offloads and table.offload is not None:
-            # if the fastest recomputation fits, offload is not faster
+            # offload is not faster than a faster recomputation that fits
             most = self.hosted_limit(limits)
-            may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
+            may = (whole_s < found[:, None]) | (stage_s < longest[:, None])
+            may &= self.hosted & (table.hosted <= most)
             some = np.flatnonzero(may.any(axis=1))
             if len(some):
                 model = table.offload.only(table.model[some])
                 freed = least_offloaded_bytes(
                     model,
-                    np.maximum(0.0, table.bytes[some, :-2] - most[some]),
-                    table.freed[some, :-2],
+                    np.maximum(0.0, table.bytes[:, some, :-2] - most[some]),
+                    table.freed[:, some, :-2],
                     staging.spread.most[some],
-                )
+                ).max(axis=0)
                 hosted = np.where(
                     may[some], offload_model_time_s(self.prices, model, freed), np.inf
                 )
                 found[some] = np.minimum(found[some], hosted.min(axis=1))
-                layer_s = np.where(may, table.layer_s[:, :-2], np.inf)
-                layer = np.minimum(layer, layer_s.min(axis=1))
-        return found, np.maximum(found / staging.pp, staging.layers * layer)
+                hosted = np.maximum(hosted * mean[some, None], longest_s[some])
+                longest[some] = np.minimum(longest[some], hosted.min(axis=1))
+        return found, longest
 
     def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64]:
         """Return numbers of stages, and lower bounds of pipeline seconds; infinite if none fits."""

@@ -135,6 +135,48 @@ def balanced_sizes(
     return sizes
 
 
+def least_early_layers(
+    layer_s: Sequence[float],
+    first_s: float,
+    last_s: float,
+    stages: int,
+    chunks: int,
+    *,
+    any_layout: bool = True,
+    v_shaped: bool = False,
+) -> tuple[int, int]:
+    """Return the fewest layers of the first and of the second stage in any result of `layouts`.
+
+    The second stage counts as empty if it is the last one.
+
+    chunks : largest number of chunks per stage
+    v_shaped : True if the first stage may hold the head
+    """
+    number = len(layer_s)
+    if stages == 1:
+        return number, 0
+    found = [
+        (total // stages - ends[0] - v_shaped * ends[1], total // stages)
+        for ends in _ENDS
+        if not (total := number + sum(ends)) % stages
+    ]
+    if any_layout:
+        usual = sorted(layer_s)[number // 2]
+        sums = [0.0, *accumulate(seconds - usual for seconds in layer_s[: number // stages])]
+        longest = (number // (stages * one) for one in range(1, chunks + 1))
+        for begin in {first_s + sums[one] for one in longest}:
+            for at in (0, -1) if v_shaped else (-1,):
+                around = [begin, *(0.0 for _ in range(stages - 1))]
+                around[at] += last_s
+                counts = _counts(tuple(around), usual, number, 1)
+                found.append((counts[0], counts[1]))
+                for least in range(min(counts) + 1, chunks + 1):
+                    counts = _counts(tuple(around), usual, number, least)
+                    found.append((counts[0], counts[1]))
+    first, second = map(min, zip(*found, strict=True)) if found else (0, 0)
+    return first, second if stages > 2 else 0
+
+
 def _with_starts(sizes: Sequence[int], reused: Sequence[bool]) -> list[int] | None:
     """Return sizes of stages that begin at the nearest layer that is not reused, or None."""
     allowed = [layer for layer, one in enumerate(reused) if not one]

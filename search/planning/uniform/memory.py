@@ -125,6 +125,14 @@ class OffloadedBytes(NamedTuple):
     """`blocks` of all modules, shape [policies, layer types]."""
     padding: float
     """Largest ratio of block bytes to tensor bytes of any module, at least 1."""
+    usual: int
+    """Index of the layer type with the most layers."""
+    freed: F64
+    """Block bytes of each set in a layer of that type, ascending, shape [policies, sets]."""
+    least: F64
+    """Least tensor bytes of such a layer in the sets from an index of `freed` on.
+
+    Shape [policies, sets + 1]; infinite after the last set."""
 
 
 class StageBytes(NamedTuple):
@@ -258,6 +266,7 @@ class MemoryBounds:
         self._states = states
         self._variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
+        self._usual = int(np.bincount(kinds).argmax())
         self._layers = [run.rank_layers[layer] for _, layer in sorted(self._layer_of.items())]
         """One layer of each type."""
         self._torch = run.kernels.torch_layers
@@ -421,11 +430,18 @@ class MemoryBounds:
                 for every in zip(*map(self._gone, self._layers), strict=True)
             )
             some = copied > 0
+            of_sets = [one[:, :, self._usual] @ self._hosted.has.T for one in (blocks, copied)]
+            order = of_sets[0].argsort(axis=1, kind="stable")
+            freed, tensors = (np.take_along_axis(one, order, axis=1) for one in of_sets)
+            least = np.minimum.accumulate(tensors[:, ::-1], axis=1)[:, ::-1]
             self._known[key] = OffloadedBytes(
                 copied=copied,
                 blocks=blocks,
                 leaves=blocks.sum(axis=1),
                 padding=float((blocks[some] / copied[some]).max(initial=1.0)),
+                usual=self._usual,
+                freed=freed,
+                least=np.pad(least, ((0, 0), (0, 1)), constant_values=np.inf),
             )
         return cast(OffloadedBytes, self._known[key])
 
@@ -610,6 +626,11 @@ class MemoryBounds:
             found = (*_elements(weights), *_frozen(self._run, weights))
             self._tables[key] = found
         return found
+
+    @property
+    def embedding(self) -> tuple[float, float, float, float]:
+        """Parameters and frozen bytes of the embedding, in the order of `StateBytes`."""
+        return self._ends(True, False)
 
     def _kept(self, present: tuple[bool, ...], first: bool, last: bool) -> float:
         """Return the buffer bytes of a stage with these layer types."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.pipeline.placement import place_layers, stage_seconds
+from autopar.pipeline.placement import equal_layer_counts, place_layers, stage_seconds
 from autopar.pipeline.schedules import Schedule
 from autopar.records import replace
 from autopar.run.strategy import chunks_of_sizes
@@ -104,6 +104,35 @@ def test_ends_take_the_place_of_layers() -> None:
     assert found.sizes == (7, *(8,) * 14, 7)
     assert found.stage_s == (8.0,) * 16
     assert found.exact
+
+
+def one_by_one(
+    around_s: Sequence[float], each_s: float, number: int, parts: Sequence[int], least: int
+) -> list[int]:
+    """Return the counts of stages after each layer went to the stage that is shortest with it."""
+    counts = [least * own for own in parts]
+    stages = [at for at, own in enumerate(parts) if own]
+    for _ in range(number - sum(counts)):
+        at = min(
+            stages,
+            key=lambda at: (
+                around_s[at] + counts[at] * each_s, abs(2 * at - len(parts) + 1), at
+            ),
+        )  # fmt: skip
+        counts[at] += 1
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_equal_layers_go_one_by_one_to_the_shortest_stage(seed: int) -> None:
+    rng = random.Random(seed)
+    each_s = rng.choice((1.0, 0.5, 0.1, rng.random()))
+    parts = [rng.choice((1, 1, 2, 0)) for _ in range(rng.randint(1, 12))] + [1]
+    around_s = [each_s * rng.choice((0.0, 0.0, 1.0, 3.0, rng.uniform(-1.0, 9.0))) for _ in parts]
+    least = rng.choice((0, 1, 1, 3))
+    number = sum(parts) * least + rng.randint(0, 100)
+    found = equal_layer_counts(around_s, each_s, number, parts, least=least)
+    assert found == one_by_one(around_s, each_s, number, parts, least)
 
 
 def test_a_heavy_head_stands_alone() -> None:

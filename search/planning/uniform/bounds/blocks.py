@@ -233,8 +233,8 @@ class DegreeBlocks:
             )
         return StageCandidates(
             staging=staging,
-            bytes=peaks,
-            freed=freed,
+            bytes=peaks[None],
+            freed=freed[None],
             hosted=hosted,
             offload=offload,
             model=staging.of,

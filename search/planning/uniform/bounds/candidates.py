@@ -177,13 +177,25 @@ class ModelOffload(NamedTuple):
         )
 
 
+class EarlyStages(NamedTuple):
+    """Lower bounds of the first and second stage without recomputation; shapes [2, rows]."""
+
+    live: F64
+    """Largest number of live micro-batches of a layer."""
+    device_s: F64
+    host_s: F64
+    """Device and host seconds per micro-batch."""
+
+
 class StageCandidates(NamedTuple):
     """Stages and shardings of one set of degrees, with bounds that hold for any memory limit."""
 
     staging: StageCandidate
     bytes: F64
     freed: F64
-    """Results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2]."""
+    """Results of `UniformCostModel.many_spread_bytes`, then those of `early_bytes` with `early`.
+
+    Shape [1 or 3, rows, policies + 2]."""
     hosted: F64
     """Lower bounds of bytes for any activation offload, shape [rows, policies]."""
     offload: ModelOffload | None
@@ -196,3 +208,5 @@ class StageCandidates(NamedTuple):
     """`whole_s`, `layer_s` and `again` of `MicroBatchTimes` of each row.
 
     Shapes [rows, policies + 2], twice, and [rows, 4]."""
+    early: EarlyStages | None = None
+    """Bounds of the first two stages; None if their numbers of layers are not known."""

@@ -83,6 +83,8 @@ class SpreadLive(NamedTuple):
     least: float
     most: float
     """Smallest and largest ratio of the live micro-batches of a layer to the level of its stage."""
+    early: tuple[float, float]
+    """Live micro-batches in the mean over the layers of the first and of the second stage."""
 
 
 _LEVELS = 16
@@ -131,6 +133,7 @@ def spread_live(
         times=np.pad(times, further),
         least=float(ratios[:, 0].min()),
         most=float(ratios[:, 1].max()),
+        early=(float(mean[0]), float(mean[min(1, stages - 1)])),
     )
 
 
@@ -148,6 +151,8 @@ class SpreadStages(NamedTuple):
     least: F64
     most: F64
     """`SpreadLive.least` and `most`, shape [rows, 1]."""
+    early: F64
+    """`SpreadLive.early`, shape [2, rows, 1]."""
 
 
 def spread_stages(states: F64, live: Sequence[SpreadLive]) -> SpreadStages:
@@ -161,6 +166,7 @@ def spread_stages(states: F64, live: Sequence[SpreadLive]) -> SpreadStages:
         last=levels[:, -1:],
         least=np.array([one.least for one in live]).reshape(-1, 1),
         most=np.array([one.most for one in live]).reshape(-1, 1),
+        early=np.array([one.early for one in live]).reshape(-1, 2).T[:, :, None],
     )
 
 
@@ -200,6 +206,23 @@ def spread_bytes(own: F64, saved: F64, number: F64, stages: SpreadStages) -> tup
     # max of g_k l_k: l / (mean w + l mean b) is largest for the most live micro-batches
     most = stages.last / (mean_own + stages.last * mean_saved) / whole
     return found * _ROUNDING, most
+
+
+def early_bytes(own: F64, saved: F64, number: F64, layers: F64, stages: SpreadStages) -> F64:
+    """Return lower bounds of the bytes of the first and second stage, [2, rows, policies + 2].
+
+    All layers but those of other types are of the most frequent type u, of w_u + l a_u bytes each.
+    Layers of other types count without activations.
+
+    own, saved, number : as in `spread_bytes`
+    layers : fewest layers of both stages, shape [2, rows, 1]
+    """
+    usual = int(number.argmax())
+    live = stages.early if len(number) == 1 else stages.early * stages.least
+    each = own[:, usual : usual + 1] + live * saved[:, :, usual]
+    others = np.where(np.arange(len(number)) == usual, 0.0, number)
+    less = np.maximum(0.0, each[..., None] - own[:, None]) @ others
+    return np.asarray((layers * each - less) * _ROUNDING)
 
 
 def _even_saved(saved: F64, usual: int, stages: SpreadStages) -> F64:

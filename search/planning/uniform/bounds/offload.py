@@ -24,9 +24,12 @@ from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTi
 from search.planning.uniform.bounds.partitions import Partitions, exposed_s, peaks_of, pipeline_s
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
+from search.planning.uniform.memory import OffloadedBytes
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
+_FEW = 1e-9
+"""Live micro-batches of stages without layers of the usual type, to divide by."""
 
 
 def offload_of_unit(unit: DegreeTimes, rows: Sequence[MicroBatchTimes]) -> ModelOffload:
@@ -53,6 +56,17 @@ def leaves_of(number: F64, leaves: F64) -> dict[str, Any]:
     every = leaves @ number
     others = every - leaves[:, :, usual] * number[usual]
     return {"leaves": every, "others": others, "share": float(number.sum() / number[usual])}
+
+
+def _least_copied(gone: OffloadedBytes, needed: F64) -> F64:
+    """Return the bytes that a layer of the usual type copies at least to free `needed` bytes.
+
+    Infinite if no offload set frees as much.
+
+    needed : device bytes, shape [policies, n]
+    """
+    fewer = (gone.freed[:, None] < needed[:, :, None]).sum(axis=2)
+    return np.take_along_axis(gone.least, fewer, axis=1)
 
 
 def offload_model_time_s(prices: UniformCostModel, model: ModelOffload, freed_bytes: F64) -> F64:
@@ -91,37 +105,48 @@ def offload_time_s(
 ) -> F64:
     """Return lower bounds of step seconds, with enough activations offloaded to fit.
 
-    The result has shape [policies, partitions].
+    The result has shape [policies, partitions]; infinite if no offload set frees enough.
 
     sizes : bytes of every stage without offload, shape [stages, policies]
-    limit_bytes : largest peak that fits, by policy; at least `least_hosted_bytes`
+    limit_bytes : largest peak that fits, by policy
     """
     stages, sharded = parts.stages, prices.rows_s(unit, choice)
-    lacking = np.maximum(0.0, sizes.T - limit_bytes[:, None])
-    copied = lacking / (stages.most * unit.bounds.offloaded_activation_bytes.padding)
+    gone = unit.bounds.offloaded_activation_bytes
+    lacking = sizes - limit_bytes
+    copied = np.maximum(0.0, lacking.T) / (stages.most * gone.padding)
+    # one offload set must free enough on every stage, and copies whole tensors of every layer
+    usual = np.zeros_like(unit.number)
+    usual[gone.usual] = 1.0
+    lacking -= (stages.live * (1.0 - usual)) @ gone.leaves.T
+    live = np.maximum(stages.live @ usual, _FEW)
+    needed = np.maximum.reduceat(lacking / live[:, None], parts.first).T
+    least = _least_copied(gone, needed)
+    enough = least < np.inf
+    layers = np.where(enough, least, 0.0)[:, parts.at] * (stages.layers @ usual)
+    copied = np.maximum(copied, layers)
     # the exposed exchange of tokens also hides copies, in the forward or in the backward
     forward, more = stages.layers @ unit.forward_s, exposed_s(unit, parts)
     backward = unit.device_s[:-2] @ stages.layers.T - forward
     seen = _copies_s(prices, copied, forward + more, backward + more)
     device, host = (rows[:-2] @ parts.timed.T for rows in (sharded.device_s, unit.host_s))
     device += seen * sharded.more[:, None]
-    return pipeline_s(prices, unit, choice, parts, device, host)
+    return np.where(enough, pipeline_s(prices, unit, choice, parts, device, host), np.inf)
 
 
 def hosted_spread_bytes(model: ModelOffload, sizes: F64, freed: F64, most: F64) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any layers and offload set.
 
-    sizes, freed : results of `UniformCostModel.many_spread_bytes`, shape [rows, policies + 2].
+    sizes, freed : bounds and slopes as in `spread_bytes`, shape [..., rows, policies + 2].
     most : `SpreadStages.most`
     """
     share, more = _share_of_others(model, most)
     gone = share * model.leaves + more
-    found: F64 = sizes[:, :-2] - freed[:, :-2] * gone
+    found: F64 = sizes[..., :-2] - freed[..., :-2] * gone
     return found
 
 
 def least_offloaded_bytes(model: ModelOffload, lacking: F64, freed: F64, most: F64) -> F64:
-    """Return lower bounds of the bytes per micro-batch to offload, shape [rows, policies].
+    """Return lower bounds of the bytes per micro-batch to offload, shape [..., rows, policies].
 
     lacking : bytes that `hosted_spread_bytes` must be lower than without offload
     freed, most : as in `hosted_spread_bytes`, for the policies alone

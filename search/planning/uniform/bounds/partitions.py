@@ -10,10 +10,16 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES
 from search.engines.candidate import Candidate
-from search.planning.uniform.bounds.candidates import StageCandidate
-from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of, layer_total_s
-from search.planning.uniform.bounds.live import StageRows
+from search.planning.uniform.bounds.candidates import EarlyStages, StageCandidate
+from search.planning.uniform.bounds.layer_times import (
+    DegreeTimes,
+    MicroBatchTimes,
+    arrangement_of,
+    layer_total_s,
+)
+from search.planning.uniform.bounds.live import StageRows, early_bytes
 from search.planning.uniform.cost_model import UniformCostModel
+from search.planning.uniform.layout import least_early_layers
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
@@ -96,6 +102,46 @@ def peaks_of(parts: Partitions, sizes: F64) -> F64:
     """Return the bytes of the peak stage of each partition; sizes : bytes by distinct stage."""
     found: F64 = np.maximum.reduceat(sizes, parts.first, axis=0)
     return found
+
+
+def early_stages(
+    prices: UniformCostModel,
+    unit: DegreeTimes,
+    staging: StageCandidate,
+    rows: Sequence[MicroBatchTimes],
+) -> tuple[F64, F64, EarlyStages]:
+    """Return the results of `early_bytes` with the embedding, their slopes, and the stages.
+
+    As in `spread_bytes`, a slope is per byte that all layers of the model save less.
+
+    rows : times of each sharding
+    """
+    engine, number = prices.engine, prices.job.model.num_layers
+    v_shaped = any(SCHEDULES[one].v_shaped for one in engine.schedules)
+    of_stages = {
+        pp: least_early_layers(
+            unit.layer_s,
+            unit.first_s,
+            unit.end_s,
+            pp,
+            number // pp,
+            any_layout=engine.any_layout,
+            v_shaped=v_shaped,
+        )
+        for pp in staging.stages
+    }
+    layers = np.array([of_stages[pp] for pp in staging.pp.tolist()], dtype=np.float64).T
+    stages, sizes = staging.spread, unit.bounds.sizes
+    own = sizes.without_activations(stages.states.T[:, :, None])
+    found = early_bytes(own, sizes.rows[None], unit.number, layers[:, :, None], stages)
+    found[0] += (stages.states @ unit.bounds.embedding)[:, None]
+    slopes = stages.early * np.maximum(layers, 1.0)[:, :, None] / unit.number.max()
+    early = EarlyStages(
+        live=(stages.early * stages.most)[:, :, 0],
+        device_s=layers * np.array([one.device_s[-2].min() for one in rows])[staging.of],
+        host_s=layers * unit.host_s[-2].min(),
+    )
+    return found, np.broadcast_to(slopes, found.shape), early
 
 
 # --------------------------------------------------------------------------------------------------
