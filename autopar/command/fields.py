@@ -53,6 +53,8 @@ class Row(Record, kw_only=False):
     too_high: Callable[[float], str] | None = None
     """Function that returns the error text for a number above `high`, such as a hint at its
     unit."""
+    instead: Callable[[str], str] | None = None
+    """Function that returns the remedy for a word that is none of the choices; empty for none."""
     unit: str = ""
     """Unit of the command line in errors; by default that of `scale`."""
     scale: float = 1.0
@@ -120,9 +122,9 @@ def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
         is needed if it differs from the field. `switch` gives a flag that is off by default a
         `--no-` form. `between` sets `low` and `high` of a count and `of` its noun, for errors such
         as `expected 1 to 9 steps`. The others are fields of `Row`: `choices` (words, or a mapping
-        of words to values; a Literal defines its own), `low`, `above`, `high`, `too_high`, `unit`,
-        `scale`, `off`, `expects`, `parse`, `shown`, `metavar`, `alone`, `brief`, `also`,
-        `most_used`, `positional` and `place`.
+        of words to values; a Literal defines its own), `low`, `above`, `high`, `too_high`,
+        `instead`, `unit`, `scale`, `off`, `expects`, `parse`, `shown`, `metavar`, `alone`,
+        `brief`, `also`, `most_used`, `positional` and `place`.
     """
     said = {"help": help, **how}
     if "between" in said:
@@ -463,7 +465,8 @@ def _no_choice(row: Row, value: object) -> OptionError:
     words = list(row.choices)
     listed = ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
     text = value if isinstance(value, str) else ""
-    hint = _in_bytes(text, words) or did_you_mean(text, words)
+    hint = "" if row.instead is None else row.instead(text)
+    hint = hint or _in_bytes(text, words) or did_you_mean(text, words)
     return OptionError(f"--{row.name}: expected {listed}, got {shown(value)}", remedy=hint)
 
 

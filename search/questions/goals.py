@@ -217,7 +217,7 @@ def solved_goal(raw: Mapping[str, object], request: Request) -> GoalAnswer:
     reached = None
     # without --use and --goal, an answer for all GPUs needs no mention
     if best is not None and (shape != whole or _named(request)):
-        reached = search.result(_tokens_per_s(found, question))
+        reached = search.result(found)
     return GoalAnswer(request=request, route=route, found=found, reached=reached)
 
 
@@ -246,6 +246,12 @@ def _tokens_per_s(found: ChosenPlans, question: UniformRequest) -> float:
     best = None if found.launches is None else found.launches.fastest
     rates += [] if best is None else [best.samples_per_s]
     return max(rates, default=0.0) * question.job.seq
+
+
+def _of_answer(found: ChosenPlans, question: UniformRequest) -> float:
+    """Return the throughput of the plan of the answer, which may be safer than the fastest."""
+    plan = None if found.launches is None or found.layers_differ else found.launches.chosen
+    return _tokens_per_s(found, question) if plan is None else plan.samples_per_s * question.job.seq
 
 
 class _PartSearch:
@@ -336,11 +342,8 @@ class _PartSearch:
                 reason = f"no plan reaches {needed / _gpus(shape):,.0f} tokens/s/GPU"
         self.reasons[shape] = reason
 
-    def result(self, rate: float) -> GoalResult:
-        """Return the chosen part.
-
-        rate : throughput of its best plan, per-layer plans included, tokens/s
-        """
+    def result(self, found: ChosenPlans) -> GoalResult:
+        """Return the chosen part; found : its plans, per-layer plans included."""
         from autopar.command.answer_schemas import ClusterResult, PartEntry
 
         best = self.best
@@ -360,30 +363,34 @@ class _PartSearch:
             hardware=self.hardware(best),
             gpus=gpus,
             free_gpus=_gpus(self.whole) - gpus,
-            tokens_per_s=rate,
+            tokens_per_s=_of_answer(found, self.question),
             whole_tokens_per_s=self.rates.get(self.whole),
             proven=self.proven,
         )
         return GoalResult(
-            words=self._words(best, part),
+            words=self._words(best, part, _tokens_per_s(found, self.question)),
             part=part,
             tried=tried,
             whole=self.of_all if best != self.whole and self.goal == "throughput" else None,
         )
 
-    def _words(self, best: Shape, part: PartEntry) -> str:
-        """Return a sentence on the chosen part, its throughput and that of all GPUs."""
+    def _words(self, best: Shape, part: PartEntry, fastest: float) -> str:
+        """Return a sentence on the chosen part, its throughput and that of all GPUs.
+
+        fastest : throughput of its fastest plan, tokens/s, which is compared with that of all GPUs
+        """
         wanted = f" with {self.wanted:,.0f} tokens/s" if self.wanted else ""
         goal = {"cost": "Cheapest per token", "fewest-gpus": "Fewest GPUs"}.get(self.goal, "")
         per_gpu = self.goal == "cost"
         rate, other = part.tokens_per_s, part.whole_tokens_per_s
         unit = "tokens/s/GPU" if per_gpu else "tokens/s"
         if per_gpu:
-            rate, other = rate / part.gpus, other and other / _gpus(self.whole)
+            rate, fastest = rate / part.gpus, fastest / part.gpus
+            other = other and other / _gpus(self.whole)
         said = [f"{rate:,.0f} {unit}"]
         every = _gpus(self.whole)
         if other and best != self.whole:
-            share = (rate / other - 1.0) * 100.0
+            share = (fastest / other - 1.0) * 100.0
             said.append(
                 f"{abs(share):.1f} % {'more' if share >= 0 else 'less'} than on all {every}"
             )

@@ -256,8 +256,6 @@ class DegreeOptions:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.lora_base is not None and self.lora is None:
-            raise OptionError("--lora-base and --qlora need --lora", remedy="Add --lora RANK")
 
     @property
     def any_given(self) -> bool:
@@ -288,11 +286,16 @@ def fixed_of(options: DegreeOptions) -> Constraints:
     )
 
 
+DEFAULT_RANK = 16
+"""LoRA rank of `--lora-base` without `--lora`: `lora_r` of TRL 1.16 (trainer/model_config.py)."""
+
+
 def training_of(options: DegreeOptions) -> TrainingSettings:
     """Return the trained parameters (all or LoRA) and the optimizer settings."""
+    usual = None if options.lora_base is None else DEFAULT_RANK
     return TrainingSettings(
         sft=bool(options.sft),
-        lora_rank=options.lora,
+        lora_rank=options.lora or usual,
         lora_base=options.lora_base or "bf16",
         optimizer=options.optimizer or "adam",
         pure_bf16=bool(options.pure_bf16),

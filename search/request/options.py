@@ -19,7 +19,7 @@ from autopar.errors import OptionError
 from autopar.records import checked_value, shown
 from autopar.run.runtime import Engine
 from autopar.units import GIB
-from search.engines.table import NOISE
+from search.engines.table import ENGINES, NOISE
 
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
@@ -384,6 +384,15 @@ def option_record(
     return record if threads is None else {**record, "threads": threads}
 
 
+def _of_program(name: str) -> str:
+    """Return the remedy for a program that trains plans of other engines; empty for other words."""
+    own = next((one for one in ENGINES if one.name == name and one.starts), None)
+    if own is None:
+        text = "Use --engine accelerate with --sft or --lora; its export starts the script of TRL"
+        return text if name.lower() == "trl" else ""
+    return f"Use --engine {own.starts[0]}, then `autopar export PLAN --to {name}`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shorthands:
     """Options that set several other options, or select the plans to search."""
@@ -391,6 +400,7 @@ class Shorthands:
     engine: EngineChoice | None = option(
         None,
         help="engine of the plan; `any` searches all",
+        instead=_of_program,
         brief="megatron, torchtitan, deepspeed, ... or any [any]",
         panel=_SPACE,
         shown="any with estimates, none with measured profiles",

@@ -490,7 +490,7 @@ OPTIONS = (
     _option("8 bits on a card without", "--precision", "fp8"),
     _option("unknown module", "--recompute", "attention"),
     _option("unknown schedule", "--schedule", "zvb"),
-    _option("4 bits without adapters", "--lora-base", "nf4"),
+    _option("program of other plans", "--engine", "ms-swift"),
     _option("chunks of plans whose layers differ", "--vpp", "2", "--pin", "tp=2"),
     _option("everything disabled", "--disable-dp", "--disable-tp", "--disable-pp", code=3),
     _option("zero nodes", base=("--hardware", "h100:0x8", *ESTIMATED[:2])),

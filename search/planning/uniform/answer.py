@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, a usual value at the start of training."""
+_USUAL_SEQ = 8192
+"""Largest usual length of training samples, tokens; models may support longer ones."""
 _SAMPLES = 128
 """Samples per step of fine-tuning if no batch is given, as in Alpaca's and Tulu's recipes."""
 
@@ -255,7 +257,10 @@ def open_launches(
             f"--global-batch-size {batch} (not given: about {about}, a multiple of the GPUs)"
         )
     if inputs.seq_length is None:
-        assumed.append(f"--seq-length {seq} (from the file of {spec.name})")
+        longest = f": the longest of {spec.name}" if seq > _USUAL_SEQ else ""
+        assumed.append(f"--seq-length {seq}{longest} (from the file of {spec.name})")
+    if degrees.lora is None and training.lora_rank is not None:
+        assumed.append(f"--lora {training.lora_rank} (the default of TRL)")
     if request.degrees.moe_skew is None and any(layer.num_experts for layer in spec.layers):
         assumed.append("--moe-skew 1 (tokens are spread evenly over experts)")
     if engines is None:

@@ -246,3 +246,18 @@ def test_a_chosen_plan_reaches_the_wanted_throughput() -> None:
     wanted = 0.9999 * fastest
     goal = ("--goal", "fewest-gpus", "--use", "64", "--tokens-per-s", str(wanted))
     assert rate(*goal) >= wanted
+
+
+def test_the_sentence_is_of_the_plan_of_the_answer(capsys: Capture) -> None:
+    """A safer plan than the fastest is chosen, whose throughput the sentence has."""
+    words = ("--model", "llama3-8b", "--engine", "megatron", "--global-batch-size", "256",
+             "--hardware", "h100:2x8", "--goal", "cost", "--output-config-path", "none",
+             "--json", "found.json")  # fmt: skip
+    assert search_command.run(words) == 0
+    found = json.loads(Path("found.json").read_text())
+    rate = found["launch"]["samples_per_s"] * found["seq_length"]
+    tried = {one["hardware"]: one["tokens_per_s"] for one in found["clusters_tried"]}
+    # the fastest plan of the part is another one
+    assert tried[found["part"]["hardware"]] > 1.001 * rate
+    assert found["part"]["tokens_per_s"] == pytest.approx(rate)
+    assert f" {rate / found['part']['gpus']:,.0f} tokens/s/GPU" in capsys.readouterr().out
