@@ -51,6 +51,7 @@ _RECOMPUTE = "distributed.activation_checkpointing"
 _BATCH = "step_scheduler.local_batch_size"
 _LORA = "nemo_automodel.components._peft.lora.PeftConfig"
 _POLICY = "distributed.mp_policy"
+_PACKED = "packed_sequence.packed_sequence_size"
 _LENGTHS = ("dataset.seq_length", "dataset.seq_len", "dataset.max_length")
 _SIZES = {
     "tp_size": "the tensor plans of Automodel are not priced",
@@ -161,7 +162,7 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
         )
     flags = dict(_flags(keys, asked, narrow=narrow))
     lora = "use-peft" in flags
-    attention, packed = flags["attn-implementation"][0], "packed_sequence.packed_sequence_size"
+    attention = flags["attn-implementation"][0]
     shape = Shape(
         logit_bytes=_LOSSES[loss],
         # Frozen tables stay in the root (`_fully_shard_untied_input_output_embeddings`).
@@ -171,7 +172,7 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
     )
     way: Batching = "packed" if attention.startswith("flash") else "packed-full"
     padded = keys.text("dataset.padding") == "max_length"
-    packs = keys.number(packed, 0, least=0) > 0
+    packs = keys.number(_PACKED, 0, least=0) > 0
     return Translated(
         document=document,
         flags=flags,
@@ -207,8 +208,8 @@ def _flags(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     name = keys.text("model.pretrained_model_name_or_path") or keys.text("model.config")
     yield "model-name-or-path", (name or keys.text("model.config.pretrained_model_name_or_path"),)
-    length = keys.number("packed_sequence.packed_sequence_size", 0, least=0)
-    length = length or keys.number(keys.first(*_LENGTHS), asked.seq_length or 0, least=0)
+    length = asked.seq_length or keys.number(_PACKED, 0, least=0)
+    length = length or keys.number(keys.first(*_LENGTHS), 0, least=0)
     if length:
         yield "max-length", (str(length),)
     yield "per-device-train-batch-size", (str(keys.number(_BATCH, 1)),)
@@ -268,6 +269,8 @@ PROGRAM = KeyedProgram(
     translate=_translated,
     harmless=_HARMLESS,
     unpriced=_UNPRICED,
+    model="model.pretrained_model_name_or_path",
+    lengths=(_PACKED, *_LENGTHS),
     micro_batch=_BATCH,
     recompute=_RECOMPUTE,
     reshard=_RESHARD,

@@ -82,6 +82,9 @@ class KeyedProgram(Record):
     harmless: frozenset[str]
     """Sections and keys that change neither memory nor time."""
     unpriced: Mapping[str, Unpriced]
+    model: str
+    lengths: tuple[str, ...]
+    """Keys that `--model` and `--seq-length` replace."""
     micro_batch: str
     recompute: str
     reshard: str
@@ -267,10 +270,14 @@ def _described(
     batching: list[KnownBatching | None],
 ) -> ReadRun:
     """Return the run of keys; appends how its samples become batches."""
-    keys = Keys(source=str(source.path), values=values, asked=set())
+    replaced = [program.model] if asked.model else []
+    replaced += program.lengths if asked.seq_length else ()
+    keys = Keys(source=str(source.path), values=values, asked={*replaced})
     for key, value in values.items():
-        known = not program.harmless.isdisjoint((key, *sections_of(key)))
-        if str(value)[:1] in ("$", "`") and not known:
+        known = not program.harmless.isdisjoint((key, *sections_of(key))) or key in replaced
+        # the last part of a path names the model
+        text = str(value).rpartition("/")[2] if key == program.model else str(value)
+        if text[:1] in ("$", "`") and not known:
             raise keys.unpriced(key, f"is {shorten(str(value))}", "Give the value")
     own = program.translate(keys, asked, world)
     batching.append(own.batching)

@@ -167,6 +167,20 @@ def test_words_that_withdraw_the_verdict(tmp_path: Path, word: str) -> None:
     assert found.withdrawn
 
 
+def test_options_replace_open_values(tmp_path: Path) -> None:
+    """The last part of a path names the model; `--model` and `--seq-length` replace both keys."""
+    assert run_in(checked(tmp_path, "model.path=$HOME/models/Qwen3-8B")).model.num_layers == 36
+    found = checked(tmp_path, "model.path=$MODEL", "data.max_length=$LENGTH")
+    assert found.run is None
+    path = str(tmp_path / "run.sh")
+    options = {"model": "qwen3-8b", "seq_length": 1024}
+    found = read_checked(path, world_size=8, gpu="h100-80gb", **options)  # type: ignore[arg-type]
+    assert not found.withdrawn
+    run = run_in(found)
+    # 8 sequences of 1,024 tokens in one micro-batch
+    assert (run.seq_length, run.strategy.micro_batch, run.model.num_layers) == (1024, 8, 36)
+
+
 def test_other_trainers_are_refused(tmp_path: Path) -> None:
     """Those of reinforcement learning hold other models."""
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo data.train_batch_size=8\n")
