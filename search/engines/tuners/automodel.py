@@ -76,7 +76,8 @@ _HARMLESS = frozenset(
         "distributed.fsdp2_backward_prefetch_depth", "distributed.fsdp2_forward_prefetch_depth",
         "distributed.patch_is_packed_sequence", "distributed.broadcast_buffers",
         "distributed.find_unused_parameters", "distributed.static_graph", "model._target_",
-        "model.trust_remote_code", "model.cache_dir", "model.revision", "model.use_cache",
+        "model.trust_remote_code", "model.use_liger_kernel", "model.cache_dir", "model.revision",
+        "model.use_cache",
         "model.use_sdpa_patching", "model.tokenizer_name", f"{_POLICY}._target_",
         f"{_POLICY}.cast_forward_inputs", "distributed.offload_policy",
     }
@@ -122,8 +123,12 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
             given[flag.replace("-", "_")] = " ".join(words) or "true"
         given.pop("nproc_per_node", None)
     values = {**dict(flattened(document)), **given}
-    # A recipe may have several sections of validation data.
-    values = {key: one for key, one in values.items() if not key.startswith("validation_dataset")}
+    # A recipe may have several sections of validation data, and `translate_value` reads none.
+    values = {
+        key: None if str(one).lower() == "none" else one
+        for key, one in values.items()
+        if not key.startswith("validation_dataset")
+    }
     return keyed.read(PROGRAM, source, values, asked)
 
 
@@ -250,7 +255,7 @@ def _of_defaults(keys: Keys) -> Iterator[Ignored]:
             understood=False,
             concern="layers of Automodel itself, which have no price",
         )
-    if keys.flag("model.use_liger_kernel", default=True):
+    elif keys.flag("model.use_liger_kernel", default=True):
         yield Ignored(
             flag="model.use_liger_kernel",
             value="true",

@@ -139,6 +139,7 @@ def test_adapters(tmp_path: Path) -> None:
     [
         ({"reshard_after_forward": False}, 2, 1, False),
         ({"dp_replicate_size": 4}, 3, 4, False),
+        ({"dp_replicate_size": "none", "cp_size": "none"}, 3, 1, False),
         ({"offload_policy": {"_target_": "torch.distributed.fsdp.CPUOffloadPolicy"}}, 3, 1, True),
         ({"strategy": "ddp"}, 0, 1, False),
     ],
