@@ -16,6 +16,7 @@ from autopar.records import replace
 from autopar.run.rules import RuleError
 from autopar.sources import STACK_ROLE
 from search.commands import search as cli
+from search.planning.choose import route_of
 from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec, build_request, load_inputs
@@ -289,3 +290,45 @@ def test_sizes_of_encoder_and_decoder(
 def test_sizes_of_one_stack_that_cannot_be(words: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         build_request({"model": "t5-3b", **words})
+
+
+def test_a_quantised_base_alone_has_the_rank_of_trl() -> None:
+    """`--qlora` without `--lora` trains adapters of rank 16, which the defaults name."""
+    raw = {"model": "llama3-8b", "hardware": "h100:1x1", "lora-base": "nf4"}
+    question = route_of(build_request(raw)).launches
+    assert question is not None
+    assert question.job.training.lora_rank == 16
+    assert [one for one in question.assumed if one.startswith("--lora ")] == [
+        "--lora 16 (the default of TRL)"
+    ]
+    other = route_of(build_request({**raw, "lora": "8"})).launches
+    assert other is not None
+    assert other.job.training.lora_rank == 8
+    assert not any(one.startswith("--lora ") for one in other.assumed)
+
+
+def test_a_long_default_length_is_said(tmp_path: Path) -> None:
+    """A length above usual samples is that of the model, which the row of defaults says."""
+    config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024,
+              "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
+              "vocab_size": 1000, "max_position_embeddings": 131072}  # fmt: skip
+    path = tmp_path / "long" / "config.json"
+    path.parent.mkdir()
+    for length, more in ((131072, ": the longest of long"), (4096, "")):
+        path.write_text(json.dumps({**config, "max_position_embeddings": length}))
+        question = route_of(build_request({"model": str(path), "hardware": "h100:1x8"})).launches
+        assert question is not None
+        (text,) = (one for one in question.assumed if one.startswith("--seq-length"))
+        assert text.partition(" (")[0] == f"--seq-length {length}{more}"
+
+
+@pytest.mark.parametrize(
+    ("program", "engine"),
+    [("ms-swift", "accelerate"), ("verl", "accelerate"), ("trl", "accelerate"),
+     ("megatron-bridge", "megatron")],
+)  # fmt: skip
+def test_programs_that_train_other_plans_are_named(program: str, engine: str) -> None:
+    """`--engine` of a program says whose plans it trains."""
+    with pytest.raises(OptionError) as error:
+        build_request({"model": "llama3-8b", "hardware": "h100:1x8", "engine": program})
+    assert f"--engine {engine}" in error.value.remedy
