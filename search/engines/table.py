@@ -89,7 +89,7 @@ ENGINES: tuple[Engine, ...] = (
         "torchtitan",
         "torchtitan",
         "torchtitan",
-        "TOML, script or recipe in Python",
+        "TOML, script or Python",
         titled_by_release=True,
         releases=value_of("torchtitan.flavours.RELEASES"),
     ),
@@ -300,7 +300,7 @@ def engine_of(source: Configuration) -> Engine:
         raise DocumentError(
             source.path,
             ("" if kind is None else f"this is {kind}; it ")
-            + f"is not a launch script or configuration of {_listed(known)}",
+            + f"is not a launch script or file of {_listed(known)}",
             remedy="Use `autopar explain` for a plan file" if is_own else None,
         )
     return found

@@ -139,7 +139,7 @@ def test_a_file_of_nobody_names_who_is_read(
         for engine in READERS:
             assert engine.title in str(error.value)
             assert engine.forms in str(error.value) or engine.forms in ("YAML", "script")
-    assert len(str(error.value)) - len(str(path)) < 290
+    assert len(str(error.value)) - len(str(path)) < 270
 
 
 @pytest.mark.parametrize(
