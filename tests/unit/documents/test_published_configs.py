@@ -150,9 +150,12 @@ def unsaid(layer: LayerSpec) -> int:
     return found + layer.hidden_size * layer.shared_expert_gate
 
 
-@pytest.mark.parametrize("name", sorted(set(FILES) - NOT_UNIFORM))
+@pytest.mark.parametrize("name", sorted(set(FILES) - NOT_UNIFORM - {"gemma-4-e4b"}))
 def test_a_run_has_the_parameters_of_its_model(name: str) -> None:
-    """Tensor by tensor, modules of further tokens included, but for a few vectors."""
+    """Tensor by tensor, modules of further tokens included, but for a few vectors.
+
+    The rule layer-inputs refuses a run of Gemma 4 E4B.
+    """
     spec = spec_of(name)
     run = run_of(replace(uniform_model(spec), vocab_divisor=1))
     counted = sum(weight.elements for chunk in stage_weights(run, 0) for weight in chunk)
