@@ -473,7 +473,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes((*found.notes, *notes))),
-        harmless=tuple(one for one in ignored if one.understood),
+        harmless=tuple(one for one in ignored if one.understood and one.flag not in idle),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         batching=batching_of(flags, source.command.program if source.command else ""),
         moves=_MOVES,

@@ -40,9 +40,11 @@ ENGINES: tuple[_Other, ...] = (
                          "deepspeed-activation-checkpointing", "pp-partition-method",
                          "abort-on-unmet-fused-kernel-constraints"}),
     ),
-    _Other("ms-swift", r"(\S*/)?swift\s+(rlhf|infer|deploy|eval|export|rollout|sample)\b"
-           r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b"
-           r"|swift[/.](megatron[/.]cli\b|cli[/.](?!(sft|pt)\b)).*"),
+    _Other("a command of ms-swift other than sft and pt",
+           r"(\S*/)?swift\s+(rlhf|infer|deploy|eval|export|rollout|sample)\b"
+           r"|swift[/.]cli[/.](?!(sft|pt)\b).*"),
+    _Other("Megatron-SWIFT (the command megatron of ms-swift)",
+           r"(\S*/)?megatron\s+(sft|pt|rlhf|export)\b|swift[/.]megatron[/.]cli\b.*"),
     _Other("OpenRLHF", r"openrlhf\.cli\b.*"),
     _Other("verl", r"verl\.(trainer(?!\.sft_trainer\b)|experimental|model_merger)\b.*"
            r"|recipe\.\w+\.main_\w+",
@@ -64,11 +66,13 @@ ENGINES: tuple[_Other, ...] = (
                         for size in ("num_layers", "hidden_size", "seq_length", "model_type",
                                      "train_iters", "tokenizer_type")))),
     # `llamafactory-cli train` is read, with the configurations of releases before 1.0.
-    _Other("LLaMA-Factory", r"(\S*/)?(llamafactory-cli|lmf)\s+(?!train\b|\S+\.ya?ml)\w+"),
+    _Other("a command of LLaMA-Factory other than train",
+           r"(\S*/)?(llamafactory-cli|lmf)\s+(?!train\b|\S+\.ya?ml)\w+"),
     _Other("LLaMA-Factory 1.0", keys=_keys("model model_class", "model peft_config.name")),
     _Other("OLMo-core", r"(\S*/)?olmo_core\w*\.py"),
     _Other("reinforcement learning of open-instruct", r"(\S*/)?open_instruct/(grpo|ppo)\w*\.py"),
-    _Other("axolotl", r"(\S*/)?axolotl\s+(?!train\b|\S+\.ya?ml)\w+|axolotl\.cli\.(?!train\b)\w+"),
+    _Other("a command of axolotl other than train",
+           r"(\S*/)?axolotl\s+(?!train\b|\S+\.ya?ml)\w+|axolotl\.cli\.(?!train\b)\w+"),
     _Other("torchtune", r"(\S*/)?tune\s+(run|download)\b",
            keys=_keys("model._component_ tokenizer._component_", "model._component_ optimizer")),
     _Other("NeMo", r"(\S*/)?nemo\s+llm\b|(\S*/)?automodel\s+(?!\S+\.ya?ml\b)\w+"

@@ -684,3 +684,11 @@ def test_values_of_a_wrong_type_are_findings(
     options = ("--model", "gpt2-xl", "--seq-length", "1024", "--hardware", "h100:1x8")
     check.run([str(path), *options])
     assert problem in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_key_is_reported_once(checked: Read) -> None:
+    """A key that the stage leaves without effect is not listed among the harmless ones, too."""
+    found = checked(_with(AUTO3, "zero_optimization.stage", 1), 8, _script())
+    idle = {one.values["key"] for one in found.findings if one.kind == "no effect"}
+    assert "zero_optimization.stage3_gather_16bit_weights_on_model_save" in idle
+    assert not idle & {one.flag for one in found.harmless}

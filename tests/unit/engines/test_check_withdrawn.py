@@ -238,10 +238,11 @@ def test_arguments_that_the_script_declares_are_harmless(checked: Read, tmp_path
         ("--use_gradient_checkpointing True", "--gradient_checkpointing True"),
         ("--finetuning_type lora --lora_target q_proj,v_proj --quantization_bit 4",
          ("--use_peft --lora_r 8 --lora_dropout 0 --lora_target_modules q_proj v_proj "
-         "--load_in_4bit --gradient_checkpointing")),
+         "--load_in_4bit --use_bnb_nested_quant --gradient_checkpointing")),
         ("--finetuning_type full --disable_gradient_checkpointing True", ""),
         ("--bits 4 --lora_r 64 --full_finetune False --optim paged_adamw_32bit",
-         ("--use_peft --load_in_4bit --lora_r 64 --lora_dropout 0.0 --gradient_checkpointing "
+         ("--use_peft --load_in_4bit --use_bnb_nested_quant --lora_r 64 --lora_dropout 0.0 "
+             "--gradient_checkpointing "
          "--lora_target_modules all-linear --optim paged_adamw_32bit")),
     ],
 )  # fmt: skip
@@ -670,8 +671,10 @@ TUNED = (
          "configuration that train.py makes"),
         ("a.sh", "torchrun train.py --deepspeed $CONFIG --model_name_or_path x\n",
          "$CONFIG, which is no JSON file"),
-        ("a.sh", "NPROC_PER_NODE=8 megatron sft \\\n  --load x --micro_batch_size 2\n", "ms-swift"),
-        ("a.sh", "CUDA_VISIBLE_DEVICES=0 swift rlhf --model x\n", "ms-swift"),
+        ("a.sh", "NPROC_PER_NODE=8 megatron sft \\\n  --load x --micro_batch_size 2\n",
+         "Megatron-SWIFT"),
+        ("a.sh", "CUDA_VISIBLE_DEVICES=0 swift rlhf --model x\n",
+         "ms-swift other than sft"),
         ("a.sh", "deepspeed --module openrlhf.cli.train_sft --max_len 2048\n", "OpenRLHF"),
         ("a.sh", "python3 -m verl.trainer.main_ppo --x 1 data.train_batch_size=8\n", "verl"),
         ("a.sh", "cd x && python run.py --config-path ./examples --config-name config action=run\n",
