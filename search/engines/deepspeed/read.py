@@ -39,6 +39,7 @@ from search.engines.candidate import linear_targets, renames_experts
 from search.engines.deepspeed.rules import FILE, SPACE
 from search.engines.huggingface.models import model_named, projections_of, tokens_of_images
 from search.engines.huggingface.named_optimizers import has_narrow_adapters
+from search.engines.huggingface.names import RANKS
 from search.engines.huggingface.optimizers import (
     script_kernels,
     script_optimizer,
@@ -243,6 +244,14 @@ def script_of(
             "is no number of tokens" if given else "is not given",
             "Add --seq-length, such as 2048",
         )
+    for flag, what in RANKS.items():
+        value = "" if flag in asked.declared else words.text(flag).lower()
+        if value not in ("", "1", "none", "null"):
+            raise keys.unpriced(
+                f"--{flag.replace('-', '_')}",
+                f"{shorten(value)} ({what}) is not priced",
+                "Remove it to price the rest",
+            )
     attention = "".join(words.words.get("attn-implementation", ("sdpa",))[:1])
     if attention in _ATTENTION:
         words.asked.add("attn-implementation")
@@ -333,11 +342,11 @@ def _adapters(keys: Keys, words: ScriptWords, model: Model) -> Adapters | None:
         base = "nf4" if four else "int8"
     nested = base != "nf4" or words.yes("use-bnb-nested-quant")
     if base != "16 bits" and model.experts is not None:
-        raise keys.unpriced(
-            "--load_in_4bit" if base == "nf4" else "--load_in_8bit",
-            "leaves experts in 16 bits, which is not counted",
-            "Remove it to price the rest",
-        )
+        name, problem = f"--load_in_{4 if base == 'nf4' else 8}bit", "leaves experts in 16 bits"
+        if words.yes("quantize-moe-experts"):
+            # `monkeypatch/moe_quant.py` of axolotl dequantises all experts of a layer for its GEMMs
+            name, problem = "--quantize_moe_experts", "makes 16-bit copies of the experts"
+        raise keys.unpriced(name, f"{problem}, which is not counted", "Remove it to price the rest")
     try:
         dropout = float(words.text("lora-dropout") or 0.05)
     except ValueError:

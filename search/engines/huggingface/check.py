@@ -35,7 +35,9 @@ from search.engines.deepspeed.check import (
     trainer_releases,
 )
 from search.engines.huggingface.read import (
+    AXOLOTL_DEGREES,
     TRAINER_FSDP,
+    axolotl_degrees,
     deepspeed_document,
     launched,
     read_accelerate,
@@ -199,6 +201,9 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         alone = source.command is None and str(document.get("distributed_type")).upper() == "NO"
         own = whole(document.get("num_processes")) or (1 if alone else None)
     world = world_size_of(source.path, own, asked)
+    if program == "axolotl" and (degrees := axolotl_degrees(all_flags(source), world)):
+        document.update(degrees)
+        flags = {name: one for name, one in flags.items() if name not in AXOLOTL_DEGREES}
     if "distributed_type" not in document:
         # `_validate_launch_command` of accelerate/commands/launch.py.
         document["distributed_type"] = "MULTI_GPU" if world > 1 else "NO"
@@ -232,7 +237,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes((*found.notes, *notes))),
-        harmless=tuple(one for one in ignored if one.understood),
+        harmless=tuple(one for one in ignored if one.understood and one.flag not in gone),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         batching=batching_of(flags, source.command.program if source.command else ""),
         moves=_MOVES,

@@ -157,6 +157,7 @@ _HARMLESS: Mapping[str, str] = {
         tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy
         tokenizer_use_mistral_common tokenizer_save_jinja_files is_falcon_derived_model
         is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
+        heads_k_stride ring_attn_func
     """,
     "ms-swift": """
         acc_strategy add_non_thinking_prefix add_version agent_template bnb_4bit_use_double_quant
@@ -218,6 +219,8 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "fsdp_config": Unpriced("FSDP of the script"),
     "fsdp_min_num_params": Unpriced("FSDP of the script"),
     "fsdp_transformer_layer_cls_to_wrap": Unpriced("FSDP of the script"),
+    "dp_shard_size": Unpriced("replicas of shards", off=("1", "none", "null", "")),
+    "dp_replicate_size": Unpriced("replicas of shards", off=("1", "none", "null", "")),
     "sharded_ddp": Unpriced("sharding by fairscale"),
     "parallelism_config": Unpriced("degrees of the script"),
     "accelerator_config": Unpriced("settings of accelerate"),
@@ -277,15 +280,22 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "num_labels": Unpriced("a head of another kind"),
     "new_special_tokens": Unpriced("the vocabulary is resized"),
     "experts_impl": Unpriced("another kernel of experts"),
-    "sequence_parallel_size": Unpriced("sequences are split over ranks", off=("1", "")),
     "callbacks": Unpriced("code of other files"),
     "external_plugins": Unpriced("code of other files"),
     "custom_register_path": Unpriced("code of other files"),
     "zero_hpz_partition_size": Unpriced("weights are sharded in a node"),
-    "deepspeed_autotp_size": Unpriced("tensor ranks", off=("1", "none", "null", "")),
     "use_ray": Unpriced("ranks of Ray"),
 }  # fmt: skip
 """Arguments that change memory or time and have no price, by name."""
+RANKS: Mapping[str, str] = {
+    "context-parallel-size": "context ranks",
+    "sequence-parallel-degree": "context ranks",
+    "sequence-parallel-size": "ranks that share a sequence",
+    "tensor-parallel-size": "tensor ranks",
+    "deepspeed-autotp-size": "tensor ranks",
+    "expert-parallel-size": "expert ranks",
+}
+"""Degrees of axolotl 0.19 and ms-swift 4.6 that have no price above 1, with hyphens."""
 VARIABLES = r"(ACCELERATE|FSDP|PARALLELISM_CONFIG)_\w+"
 """Pattern of the environment variables of accelerate, which settings of its launcher become."""
 KNOWN_VARIABLES = (

@@ -30,6 +30,7 @@ from search.engines.deepspeed.read import (
     script_run,
 )
 from search.engines.huggingface.named_optimizers import updates_shards
+from search.engines.huggingface.names import RANKS
 from search.engines.huggingface.optimizers import default_type, script_optimizer
 from search.engines.huggingface.rules import FILE, SPACE, grid_values
 from search.engines.huggingface.script import (
@@ -38,7 +39,7 @@ from search.engines.huggingface.script import (
     sets_batch,
     syncs_each_batch,
 )
-from search.engines.keys import Keys, flattened
+from search.engines.keys import Keys, flattened, whole
 from search.engines.megatron.read import ReadRun
 from search.engines.space import refuse_unsupported
 from search.engines.text import Configuration, flags_of, named_text
@@ -189,6 +190,34 @@ def trainer_document(flags: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     }
 
 
+def axolotl_degrees(flags: Mapping[str, tuple[str, ...]], world_size: int) -> dict[str, Any]:
+    """Return the section of degrees that axolotl makes for FSDP2; empty where it makes none.
+
+    It is also empty with tensor, context or expert ranks, which have no price.
+    Source: `_get_parallel_config_kwargs` in `axolotl/utils/distributed.py` of 0.19.
+    """
+    if " ".join(flags.get("fsdp-version", ())) != "2" or not AXOLOTL_DEGREES & flags.keys():
+        return {}
+    if any(" ".join(flags.get(name, ("1",))) != "1" for name in RANKS):
+        return {}
+    shard, replicate = (
+        max(whole("".join(flags.get(f"dp-{name}-size", ())[:1])) or 1, 1)
+        for name in ("shard", "replicate")
+    )
+    if replicate == 1:
+        replicate = max(world_size // shard, 1) if shard > 1 else 1
+    elif shard == 1:
+        shard = max(world_size // replicate, 1)
+    sizes = {"dp_replicate": replicate, "dp_shard": shard if shard > 1 else world_size}
+    return {
+        "parallelism_config": {
+            f"parallelism_config_{name}_size": size for name, size in sizes.items()
+        }
+    }
+
+
+AXOLOTL_DEGREES = frozenset({"dp-shard-size", "dp-replicate-size"})
+"""Arguments of axolotl that `axolotl_degrees` reads."""
 TRAINER_FSDP = frozenset({"fsdp", "fsdp-version", "fsdp-transformer-layer-cls-to-wrap"})
 """Arguments of the Trainer that `trainer_document` reads, or that name the class of its layers."""
 

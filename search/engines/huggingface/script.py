@@ -334,6 +334,10 @@ def translated(flags: Flags, program: str, world_size: int = 1) -> Translated:
     found, taken = dict(flags), list[str]()
     if known_program(program) == "axolotl":
         found = _of_axolotl(found, world_size)
+        kept = " ".join(flags.get("gradient-checkpointing", ()))
+        if kept in _OFFLOADED:
+            meant = f"--activation_offloading {_OFFLOADED[kept]}"
+            taken.append(f"--gradient_checkpointing {kept} taken for {meant}")
     elif known_program(program) == "ms-swift":
         own = renamed(found, world_size)
         found, taken = dict(own.flags), [*own.taken]
@@ -464,6 +468,9 @@ def _of_axolotl(given: Flags, world_size: int) -> dict[str, tuple[str, ...]]:
     for name in ("bf16", "fp16"):
         if " ".join(found.get(name, ())) == "auto":
             found[name] = ("True",)
+    if (place := _OFFLOADED.get(" ".join(found.get("gradient-checkpointing", ())))) is not None:
+        found["gradient-checkpointing"] = ("True",)
+        found["activation-offloading"] = (place,)
     # `loaders/model.py`; the argument of the same name is that of experts (`moe_quant.py`)
     found.pop("bnb-4bit-use-double-quant", None)
     nested = True
@@ -487,6 +494,11 @@ def _of_axolotl(given: Flags, world_size: int) -> dict[str, tuple[str, ...]]:
     return found
 
 
+_OFFLOADED: Mapping[str, str] = {"offload": "True", "offload_disk": "disk"}
+"""Value of axolotl's `gradient_checkpointing` -> that of `activation_offloading`, which it implies.
+
+Source: `check_gradient_checkpointing_w_offload` in `axolotl/utils/schemas/validation.py` of 0.19.
+"""
 _FUSED_KERNELS = (
     "lora-mlp-kernel", "lora-qkv-kernel", "lora-o-kernel", "lora-embedding-kernel",
 )  # fmt: skip

@@ -122,7 +122,7 @@ def named_model(
     title: str,
     keepers: tuple[str, ...] = ("accelerate", "deepspeed", "ddp"),
 ) -> NamedModel:
-    """Return the model of a run without tensor and context ranks, which programs like this lack.
+    """Return the model of a run without tensor and context ranks, whose arguments are not written.
 
     title : name of the program. keepers : as in `refuse_others`. Raises errors as `write`.
     """
@@ -130,7 +130,7 @@ def named_model(
     refuse_splits(run, title, cp=False)
     if run.split.tp * run.split.cp > 1:
         raise UnsupportedError(
-            f"exports for {title} have no tensor and context ranks",
+            f"exports for {title} do not set tensor and context ranks",
             remedy="Search a plan with --tp 1 --cp 1",
         )
     return model_for(run, place, title, hub=True)

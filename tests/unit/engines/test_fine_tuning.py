@@ -545,3 +545,53 @@ def test_fused_kernels_of_axolotl(tmp_path: Path, change: dict[str, Any], fused:
     assert withdrawn == ({"--lora-mlp-kernel"} if fused else set())
     sharded = "fsdp_config" in own
     assert found.described is None or found.described.split.zero == 3 * sharded
+
+
+@pytest.mark.parametrize(
+    ("degrees", "grid", "ids"),
+    [
+        ({"dp_shard_size": 2}, (2, 2), set()),
+        ({"dp_replicate_size": 2}, (2, 2), set()),
+        ({"dp_shard_size": 2, "dp_replicate_size": 2}, (2, 2), set()),
+        ({"dp_shard_size": 1}, (1, 4), set()),
+        ({"dp_shard_size": 4, "dp_replicate_size": 2}, None, {"accelerate.grid"}),
+        ({"dp_shard_size": 2, "context_parallel_size": 2}, None, {"read.unpriced"}),
+        ({"dp_shard_size": 2, "tensor_parallel_size": 2}, None, {"read.unpriced"}),
+        ({"context_parallel_size": 1, "heads_k_stride": 1}, (1, 4), set()),
+    ],
+)
+def test_degrees_of_axolotl(
+    tmp_path: Path, degrees: dict[str, Any], grid: tuple[int, int] | None, ids: set[str]
+) -> None:
+    """Replicas and shards on four GPUs; the rest has no price, and no plan is shown.
+
+    Source: `_get_parallel_config_kwargs` in axolotl/utils/distributed.py of 0.19.
+    """
+    section = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}
+    own = {**AXOLOTL, "optimizer": "adamw_torch_8bit", "fsdp_version": 2, "fsdp_config": section}
+    found = axolotl(tmp_path, {**own, **degrees})
+    kinds = ("illegal", "not priced", "not understood")
+    assert {one.id for one in found.findings if one.kind in kinds} == ids
+    if grid is None:
+        assert found.described is None
+    else:
+        split, strategy = run_in(found).split, run_in(found).strategy
+        assert (split.replicas, strategy.dp // split.replicas, split.cp) == (*grid, 1)
+
+
+def test_quantised_experts_of_axolotl_are_named(tmp_path: Path) -> None:
+    """Experts are in 16 bits with bitsandbytes alone, and in 4 bits with axolotl's own argument."""
+    mixture = {**AXOLOTL, "base_model": "Qwen/Qwen3-30B-A3B"}
+    for experts, key in ((False, "--load_in_4bit"), (True, "--quantize_moe_experts")):
+        found = axolotl(tmp_path, {**mixture, "quantize_moe_experts": experts})
+        (one,) = (one for one in found.findings if one.withdraws)
+        assert (one.id, one.values["key"]) == ("read.unpriced", key)
+
+
+def test_offloaded_checkpoints_of_axolotl_are_recomputed(tmp_path: Path) -> None:
+    """`offload` is recomputation with activations on the host, which have no price."""
+    for value in ("offload", "offload_disk"):
+        found = axolotl(tmp_path, {**AXOLOTL, "gradient_checkpointing": value})
+        assert found.withdrawn
+        assert found.described is not None
+        assert found.described.strategy.recomputed.kind == "full"
