@@ -548,6 +548,7 @@ TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     ),
     ("torchtitan", TrainingSettings(pure_bf16=True)),
     ("megatron", TrainingSettings(sft=True)),
+    ("deepspeed", TrainingSettings(offload=1.0)),
 )
 """Engine and settings of the questions of kind `tuned`."""
 _OF_MEGATRON = {"hybrid": small_hybrid, "sparse": small_sparse, "reused": small_reused}

@@ -189,8 +189,9 @@ class CandidateExpander:
         """Return the allowed ZeRO stages for `pp` pipeline stages, for any HSDP replicas."""
         single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
         found = self.any_zeros(choice.precision, staged=pp > 1)
-        if single and self.fixed.zero is None:
-            # all ZeRO stages are equal on one rank: take the first that the engine runs
+        if single and self.fixed.zero is None and not self.job.training.offload:
+            # All ZeRO stages are equal on one rank: take the first that the engine runs. With
+            # offload they are not, as DeepSpeed moves gradients to the host at different times.
             one = replace(choice, pp=pp)
             found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
         return found
