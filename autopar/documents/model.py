@@ -486,7 +486,8 @@ def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, An
 
 _NO_BYTES = frozenset(
     # Angles are computed for any base.
-    {"name", "layers", "num_layers", "seq_length", "rotary_base", "rotary_scaling_factor"}
+    {"name", "layers", "num_layers", "seq_length"}
+    | {"rotary_base", "rotary_scaling_factor", "rotary_share"}
 )
 """Fields of a spec that do not affect the memory of one layer at one length."""
 

@@ -437,8 +437,8 @@ def describe_model(spec: ModelSpec) -> str:
     The digest does not depend on numbers of layers, sequence lengths and rotary positions.
     """
     fields = to_builtins(spec)
-    # Neither the name nor the base of rotary positions changes the measurement.
-    for key in ("name", "rotary_base", "rotary_scaling_factor", "yarn_positions"):
+    # Neither the name nor rotary positions change the measurement.
+    for key in ("name", *(name for name in fields if name.startswith(("rotary_", "yarn_")))):
         fields.pop(key)
     for key in _LATER_OF_MODELS:
         # Files older than these fields do not contain them.

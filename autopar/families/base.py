@@ -23,6 +23,7 @@ WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
 Layers = Annotated[int, whole_number(1, MOST_LAYERS)]
 Switch = bool
 Ratio = Annotated[float, number(1.0, 1e12)]
+Share = Annotated[float, number(0.01, 1.0)]
 
 _LLAMA3_SCALING = {
     "low_freq_factor": 1,
@@ -96,26 +97,28 @@ class _Rope(Entry, forbid_unknown_fields=False):
     """Section of rotary positions: rope_scaling in transformers 4, rope_parameters in 5."""
 
     rope_theta: Ratio | None = None
+    partial_rotary_factor: Share | None = None
 
 
 Section = Annotated[_Rope, Meta(extra={"expected": "an object or null"})]
 
 
 def read_rotary(
-    sections: Sequence[_Rope | None], base: float | None, shares: Sequence[Any]
+    sections: Sequence[_Rope | None], base: float | None, share: float
 ) -> dict[str, float | None]:
-    """Return base and scaling of rotary positions as fields of a ModelSpec, None if unknown.
+    """Return rotary positions as fields of a ModelSpec; base and scaling are None if unknown.
 
     Parameters
     ----------
     sections : objects of the file; later ones take precedence
     base : base outside of the sections, or that of the family
-    shares : rotary fractions of a head, if given; a spec can only express fully rotary heads
+    share : rotary fraction of a head outside of the sections, or that of the family
     """
     unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
     section: dict[str, Any] = {}
     for part in sections:
         section = (part.content() if part is not None else {}) or section
+    unknown["rotary_share"] = float(section.get("partial_rotary_factor") or share)
     kind = section.get("rope_type", section.get("type", "default"))
     if kind == "yarn":
         unknown["yarn_positions"] = True
@@ -124,9 +127,7 @@ def read_rotary(
     given = base if given is None else given
     if given is None:
         return unknown
-    found: dict[str, float | None] = {"rotary_base": float(given)}
-    if any(part not in (None, 1) for part in (*shares, section.get("partial_rotary_factor"))):
-        return unknown
+    found = {**unknown, "rotary_base": float(given)}
     # Objects inside the section are separate positions for each kind of layers.
     if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
         return found

@@ -15,6 +15,7 @@ from autopar.families.base import (
     Layers,
     Ratio,
     Section,
+    Share,
     Switch,
     Whole,
     WholeOrZero,
@@ -34,6 +35,8 @@ class Decoder(Config):
 
     base: ClassVar[float | None] = 1e4
     """Default base of rotary positions; None if a spec cannot express those of the family."""
+    rotary_share: ClassVar[float] = 1.0
+    """Default rotary fraction of a head."""
     tied: ClassVar[bool] = False
     qkv_biases: ClassVar[bool] = False
     said_biases: ClassVar[bool] = False
@@ -55,7 +58,7 @@ class Decoder(Config):
     rope_theta: Ratio | None = None
     rope_scaling: Section | None = None
     rope_parameters: Section | None = None
-    partial_rotary_factor: Any = None
+    partial_rotary_factor: Share | None = None
     sliding_window: WholeOrZero | None = None
     layer_types: Any = None
 
@@ -160,11 +163,11 @@ class Decoder(Config):
         return [window if kind in _NARROW else None for kind in kinds]
 
     def _rotary(self) -> dict[str, float | None]:
-        """Return base and scaling of rotary positions, from the keys of transformers 4 or 5."""
+        """Return rotary positions for a `ModelSpec`, from the keys of transformers 4 or 5."""
         # Both keys are at the top level only in families that read them there.
         base = None if self.base is None else self.rope_theta or self.base
         sections = (self.rope_scaling, self.rope_parameters)
-        return read_rotary(sections, base, (self.partial_rotary_factor,))
+        return read_rotary(sections, base, self.partial_rotary_factor or self.rotary_share)
 
 
 class Mistral(Decoder):
@@ -346,7 +349,7 @@ class _Phi3(Mistral):
 class _Glm(Decoder):
     """Decoder with rotary positions in half of every head."""
 
-    base = None
+    rotary_share = 0.5
     said_biases = True
 
 
@@ -385,9 +388,13 @@ class _Arcee(Decoder):
 
 
 class _Biased(_Arcee):
-    """Jais 2 and Nemotron: LayerNorms with biases, and an MLP of two matrices."""
+    """Jais 2: LayerNorms with biases, and an MLP of two matrices."""
 
     norm_parameters = 4
+
+
+class _Nemotron(_Biased):
+    rotary_share = 0.5
 
 
 class _Ernie45(Decoder):
@@ -463,7 +470,7 @@ class _Cohere2(_Cohere):
 class _StableLm(Decoder):
     """LayerNorms with biases; attention and MLP in parallel if `use_parallel_residual` is set."""
 
-    base = None
+    rotary_share = 0.25
 
     use_qkv_bias: Switch | None = None
     qk_layernorm: Switch | None = None
@@ -495,6 +502,9 @@ class _SmolLm3(Decoder):
 
 class _ChatGlm(_Glm):
     """ChatGLM 3 and GLM-4 of 2024, with keys of Megatron-LM."""
+
+    # a factor, `rope_ratio`, multiplies it
+    base = None
 
     other_names: ClassVar = {
         "num_hidden_layers": "num_layers",
@@ -581,7 +591,7 @@ DECODERS: dict[str, type[Config]] = {
     "ministral": Decoder,
     "ministral3": Decoder,
     "mistral": Mistral,
-    "nemotron": _Biased,
+    "nemotron": _Nemotron,
     "olmo": _Olmo,
     "olmo2": _Olmo2,
     "olmo3": _Olmo3,

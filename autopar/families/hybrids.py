@@ -300,6 +300,8 @@ class _GraniteHybrid(_WithMamba):
 
 
 class _Bamba(_WithMamba):
+    rotary_share = 0.5
+
     attn_layer_indices: Any = None
 
     def mixed(self, path: Path, place: int) -> LayerSpec:
@@ -361,6 +363,8 @@ class _Delta(Hybrid):
 class _Qwen35(_Delta):
     """Qwen3.5: gated attention with norms of queries and keys in every fourth layer."""
 
+    base = 1e4
+    rotary_share = 0.25
     mixture = False
     qk_norms = True
 

@@ -37,13 +37,20 @@ class _Mixtral(Mistral):
 class _MiniMaxM2(_Mixtral):
     """One norm over all queries and one over all keys; half of every head is rotary."""
 
-    base = None
+    base = 5e6
 
     use_qk_norm: Switch | None = None
+    rotary_dim: Whole | None = None
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         norms = self.use_qk_norm is not False
         return replace(super().layer(path, place), qk_norms=norms, wide_qk_norms=norms)
+
+    def _rotary(self) -> dict[str, float | None]:
+        found = super()._rotary()
+        if self.partial_rotary_factor is None and self.rotary_dim is not None and self.head_dim:
+            found["rotary_share"] = self.rotary_dim / self.head_dim
+        return found
 
 
 class _GptOss(_Mixtral):
@@ -440,7 +447,7 @@ class DeepseekV3(_Deepseek):
 class _Glm4Moe(_Behind):
     """Rotary positions in half of every head; norms of queries and keys if the file sets them."""
 
-    base = None
+    rotary_share = 0.5
     said_biases = True
     dense = 1
     shared = 1

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
-from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_width
+from autopar.families.base import (
+    Config,
+    Layers,
+    Ratio,
+    Section,
+    Share,
+    Switch,
+    Whole,
+    divided_width,
+    read_rotary,
+)
 from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 
@@ -99,10 +109,16 @@ class _GptNeox(Config):
     num_hidden_layers: Layers
     max_position_embeddings: Whole
     intermediate_size: Whole
+    rotary_emb_base: Ratio | None = None
+    rotary_pct: Share | None = None
+    rope_scaling: Section | None = None
+    rope_parameters: Section | None = None
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         layer = _biased(path, self, _NAMES, self.max_position_embeddings, self.intermediate_size)
-        return self.model(path, name, layer, tied=False)
+        sections = (self.rope_scaling, self.rope_parameters)
+        rotary = read_rotary(sections, self.rotary_emb_base or 1e4, self.rotary_pct or 0.25)
+        return self.model(path, name, layer, tied=False, **rotary)
 
 
 class _Opt(Config):
@@ -276,6 +292,10 @@ class _Phi(Config):
     max_position_embeddings: Whole
     intermediate_size: Whole
     qk_layernorm: Switch | None = None
+    rope_theta: Ratio | None = None
+    partial_rotary_factor: Share | None = None
+    rope_scaling: Section | None = None
+    rope_parameters: Section | None = None
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         if self.qk_layernorm:
@@ -292,7 +312,10 @@ class _Phi(Config):
             num_norms=1,
             norm_parameters_per_hidden=2,
         )
-        return self.model(path, name, layer, tied=False, extra_head_parameters=self.vocab_size)
+        sections, share = (self.rope_scaling, self.rope_parameters), self.partial_rotary_factor
+        rotary: dict[str, Any] = read_rotary(sections, self.rope_theta or 1e4, share or 0.5)
+        rotary["extra_head_parameters"] = self.vocab_size
+        return self.model(path, name, layer, tied=False, **rotary)
 
 
 class _Starcoder2(Config):

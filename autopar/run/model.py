@@ -40,6 +40,7 @@ _Layers = Annotated[int, whole_number(1, MOST_LAYERS)]
 _MtpLayers = Annotated[int, whole_number(0, 64)]
 _Parameters = Annotated[int, whole_number(0, 10**13)]
 _Ratio = Annotated[float, number(1.0, 1e12)]
+_Share = Annotated[float, number(0.01, 1.0)]
 _Text = Annotated[str, Meta(min_length=1, extra={"expected": "a text"})]
 
 
@@ -194,6 +195,9 @@ class ModelSpec(Record, checked=True):
     rotary_scaling_factor: _Ratio | None = None
     """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling.
     Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
+    rotary_share: _Share = 1.0
+    """Fraction of the head dimension with rotary positions, where a model has them; latent
+    attention has a `rotary_width` instead."""
     no_positions: bool = False
     """True if attention has neither rotary nor learned positions."""
     yarn_positions: bool = False

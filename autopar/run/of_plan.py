@@ -286,7 +286,7 @@ def _attention_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) ->
         value_width=width if latent is None else latent.value_width,
         window=window,
         causal=layer.causal,
-        rotary_share=1.0 if rotary else 0.0,
+        rotary_share=0.0 if not rotary else 1.0 if latent is not None else spec.rotary_share,
         head_norms=("all" if layer.wide_qk_norms else "head") if layer.qk_norms else "none",
         yarn=spec.yarn_positions and latent is None,
         sinks=layer.attention_sinks,

@@ -11,11 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autopar.errors import InputError
+from autopar.records import replace
+from autopar.run.architecture import with_attention
 from autopar.run.of_plan import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine, EngineRelease
-from search.engines.exporter_types import Draft, ExportedRun, ExportTarget
+from search.engines.exporter_types import Draft, ExportedRun, ExportTarget, spec_of
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
 
@@ -56,6 +58,7 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
             remedy="Use the cluster of the plan",
         )
     refuse_unlike(run.model)
+    run = _with_rotary_share(run, place)
     own = engine_named(engine)
     draft = _draft(own, run, place)
     title = title_of(own, draft)
@@ -77,6 +80,20 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
         entry=draft.entry,
         runs=runs,
     )
+
+
+def _with_rotary_share(run: Run, place: ExportTarget) -> Run:
+    """Return a run with the rotary fraction of its model, which earlier plan files lack."""
+    spec, model = spec_of(place, run.model), run.model
+    if spec is None or model.positions != "rotary" or spec.rotary_share == 1.0:
+        return run
+    groups = []
+    for group in model.layers:
+        layer, attention = group.layer, group.layer.attention
+        if attention is not None and attention.latent is None and attention.rotary_share == 1.0:
+            layer = with_attention(layer, replace(attention, rotary_share=spec.rotary_share))
+        groups.append(replace(group, layer=layer))
+    return replace(run, model=replace(model, layers=tuple(groups)))
 
 
 def _draft(engine: Engine, run: Run, place: ExportTarget) -> Draft:

@@ -205,7 +205,7 @@ HARMLESS_KEYS = re.compile(
           delay_wgrad_compute|data_parallel_size) |
     model\.(.*init_method.*|rotary_(base|interleaved|scaling_factor)|rope_scaling.*|yarn_.*|
           scale_factor|low_freq_factor|high_freq_factor|old_context_len|layernorm_epsilon|
-          layernorm_zero_centered_gamma|moe_(aux_loss_coeff|z_loss_coeff|router_(load_balancing_type|
+          layernorm_zero_centered_gamma|moe_(aux_loss_coeff|shared_expert_gate|z_loss_coeff|router_(load_balancing_type|
           bias_update_rate|topk_scaling_factor|padding_for_.*|
           topk_limited_devices|force_biased)|per_layer_logging|token_drop_policy|token_dropping|
           hybridep_num_sms|deepep_num_sms|input_jitter_eps|enable_.*)|mtp_loss_scaling_factor|

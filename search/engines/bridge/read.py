@@ -445,20 +445,15 @@ def _dotted(key: str, value: Any, shown: str) -> Iterator[GivenSetting]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
     return str(value)
 
 
 def _parsed(text: str) -> Any:
-    """Return the Python value of the VALUE in a Hydra override `KEY=VALUE`.
-
-    `null` alone is None; `none` is a text (grammar of Hydra, `OverrideLexer.g4`).
-    """
+    """Return the Python value of the VALUE in a Hydra override `KEY=VALUE`; `none` is a text."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
@@ -697,7 +692,6 @@ def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
         if key in _SWITCHES and value is not None and not isinstance(value, bool):
             raise DocumentError(source, f"expected true or false, got {shorten(value)}", key=key)
         if key == "model.cuda_graph_impl" and value is None:
-            # `TransformerConfig.__post_init__` asserts the name of an implementation.
             raise DocumentError(source, "expected an implementation or none, got null", key=key)
         known = not (isinstance(value, str) and value.startswith("$"))
         if key in (_LENGTH, *DATASET_LENGTHS) and known and not is_length(value):

@@ -262,7 +262,8 @@ def model_of(hub: str) -> str:
 _SPELLINGS = (
     ("llama-3.", "llama3"), ("llama-3", "llama3"), ("llama-2", "llama2"), ("-hf", ""),
     ("qwen2.5", "qwen25"), ("0.6b", "600m"), ("0.5b", "500m"), ("-instruct", ""), ("-base", ""),
-    ("nvidia-nemotron", "nemotron"), ("-30b-a3b-bf16", ""), ("-120b-a12b-bf16", ""),
+    ("nvidia-nemotron", "nemotron"), ("glm-4.5-air", "glm45_air_106b"),
+    ("-30b-a3b-bf16", ""), ("-120b-a12b-bf16", ""),
 )  # fmt: skip
 """Parts of names on the hub, and how recipes spell them."""
 

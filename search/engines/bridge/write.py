@@ -29,12 +29,12 @@ from search.engines.bridge.recipes import (
     recipe_model,
     recompute_settings,
 )
-from search.engines.exporter_types import Draft, ExportTarget, refuse_others, step_count
-from search.engines.huggingface.architectures import mixer_sizes
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others, spec_of, step_count
+from search.engines.huggingface.architectures import architecture, mixer_sizes
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
 from search.engines.megatron.stages import context_words, even_ends, layout_of, pattern_of
-from search.engines.words import one_line, required, torchrun
+from search.engines.words import ROTARY_BASE, one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"
 VERSION = "0.6.0"
@@ -53,7 +53,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
     refuse_others(run, _TITLE, ())
     version = _version(place)
     recipe = recipe_of(run, place)
-    settings = settings_of(run, recipe)
+    settings = {**settings_of(run, recipe), **_unsaid(run, place, recipe)}
     given = {
         key: _off(key) if value is None else value
         for key, value in settings.items()
@@ -102,6 +102,8 @@ def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
         return True  # rotary positions as well, with the frequencies of the recipe
     if own is None and value is None:
         return True
+    if key == "model.rotary_percent":
+        return value in (None, 1.0 if own is None else own)
     # Degrees and precisions are always written: recipes change them between releases.
     return key in _SIZES and own == value and type(own) is type(value)
 
@@ -141,6 +143,33 @@ def settings_of(run: Run, recipe: Recipe) -> Settings:
     }
 
 
+def _unsaid(run: Run, place: ExportTarget, recipe: Recipe) -> Settings:
+    """Return the settings that no run contains, for a recipe of another model.
+
+    They are the base of rotary positions and the router, which change neither time nor memory.
+    """
+    if alike(recipe.model, run.model):
+        return {}
+    model, found = run.model, Settings()
+    if model.positions == "rotary":
+        spec = spec_of(place, model)
+        base = None if spec is None else spec.rotary_base
+        found["model.rotary_base"] = (
+            required("ROTARY_BASE", ROTARY_BASE) if base is None else f"{base:.0f}"
+        )
+        if spec is not None and spec.rotary_scaling_factor is not None:
+            found |= {
+                "model.rope_scaling": True,
+                "model.rope_scaling_factor": spec.rotary_scaling_factor,
+            }
+    if model.experts is not None:
+        known = architecture(place.model or "") or {}
+        found |= {f"model.{key}": known[key] for key in megatron.ROUTER if key in known}
+        if megatron.gates_shared_expert(place, model):
+            found["model.moe_shared_expert_gate"] = True
+    return found
+
+
 def _model(run: Run, recipe: Recipe) -> Settings:
     model, layer, kernels = run.model, run.model.last, run.kernels
     attention, latent = model.attention, model.attention.latent
@@ -158,7 +187,7 @@ def _model(run: Run, recipe: Recipe) -> Settings:
             "learned": "learned_absolute", "none": "none",
             "rotary": "yarn" if attention.yarn else "rope",
         }[model.positions],
-        "model.rotary_percent": attention.rotary_share if model.positions == "rotary" else 1.0,
+        "model.rotary_percent": attention.rotary_share if model.positions == "rotary" else None,
         "model.attention_dropout": attention.dropout,
         "model.hidden_dropout": model.dropout,
         "model.qk_layernorm": attention.head_norms != "none",
@@ -547,4 +576,5 @@ def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:
             "no recipe has these sizes, so the router and the tokenizer are those of Nemotron 3 "
             "Nano: set model.moe_router_* and tokenizer.tokenizer_model as well"
         )
-    yield from (text for text in megatron.notes_of(run, place) if "ROTARY_BASE" not in text)
+    known = alike(recipe.model, run.model)
+    yield from (text for text in megatron.notes_of(run, place) if not known or "ROTARY" not in text)

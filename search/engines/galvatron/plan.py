@@ -471,8 +471,10 @@ def _lacks_base(spec: ModelSpec) -> bool:
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    # Galvatron's model configuration has no keys for query-key norms or newer modules.
-    said = known and not first.qk_norms and not unsupported_modules(spec)
+    # Galvatron's model configuration has no keys for query-key norms, rotary positions in a part
+    # of each head, or newer modules.
+    whole = not first.qk_norms and spec.rotary_share == 1.0
+    said = known and whole and not unsupported_modules(spec)
     return has_one_kind(spec) and first.causal and said and spec.vocab_size is not None
 
 

@@ -49,6 +49,7 @@ _SHIPPED = {
     "qwen3_235b_a22b": "qwen3-235b-a22b",
     "deepseek_v3": "deepseek-v3",
     "deepseek_v32": "deepseek-v3.2",
+    "glm45_air_106b": "glm-4.5-air",
     "glm5": "glm-5",
     "kimi_k2": "kimi-k2",
     "nemotron_3_nano": "nemotron-3-nano",
@@ -58,19 +59,24 @@ _SHIPPED = {
     "gpt_oss_120b": "gpt-oss-120b",
 }
 """Folder of `models/` for each name; Llama 3.1 has the sizes of Llama 3."""
-_DEEPSEEK_ROUTER: Mapping[str, Any] = {
+_SIGMOID_ROUTER: Mapping[str, Any] = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
+    "moe_router_load_balancing_type": "seq_aux_loss",
 }
 INDEXER_LOSS = 0.001
 """Weight of the loss of an indexer in Megatron-Bridge's recipes of GLM-5."""
 _BESIDE: Mapping[str, Mapping[str, Any]] = {
-    "deepseek_v3": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
-    "deepseek_v32": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
-    "glm5": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.5},
-    "kimi_k2": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.827},
+    "deepseek_v3": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "deepseek_v32": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "glm45_air_106b": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 1.0},
+    "glm5": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "kimi_k2": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 2.827},
+    "nemotron_3_nano": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 2.5},
+    "nemotron_3_super": {**_SIGMOID_ROUTER, "moe_router_topk_scaling_factor": 5.0},
 }
-"""Router fields from `config.json` that `models/` does not contain, by name."""
+"""Router fields from `config.json`, and from Megatron-Bridge's `models` for their loss, that
+`models/` does not contain, by name."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -138,6 +144,8 @@ def _of_model(model: Model) -> Sizes:
         found |= {"gated_linear_unit": False, "activation_func": "squared_relu"}
     if model.positions == "none":
         found["position_embedding_type"] = "none"
+    elif attention.rotary_share != 1.0:
+        found["rotary_percent"] = attention.rotary_share
     found |= mixer_sizes(model)
     if attention.yarn:
         found["position_embedding_type"] = "yarn"

@@ -197,6 +197,7 @@ def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str
         "max_position_embeddings": seq,
         "tie_word_embeddings": model.tied,
         **({} if base is None else {"rope_theta": base}),
+        **({"partial_rotary_factor": attention.rotary_share} if kind == "minimax_m2" else {}),
         **_experts(model, kind),
         **_layers(model),
     }
@@ -229,7 +230,7 @@ def _others(model: Model) -> list[str]:
         "LayerNorm": layer.norm != "rms",
         "more or fewer norms than one before each part": model.has_other_norms,
         f"{model.positions} positions": not rotary,
-        "positions in a part of each head": rotary and attention.rotary_share != 1.0,
+        "positions in a part of each head": rotary and attention.rotary_share != 1.0 and not wide,
         "norms of heads with biases": normed and attention.qkv_biases,
         "heads that do not divide its width": model.hidden % attention.heads != 0,
     }

@@ -153,7 +153,7 @@ def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
     )
     if model.experts is not None:
         yield from _experts(run, place, model.experts)
-        yield from _router(place, model.experts)
+        yield from _router(place, model)
     if model.mtp:
         if not model.is_hybrid:
             yield _one("mtp-num-layers", model.mtp)
@@ -320,24 +320,34 @@ def flex_backend(run: Run) -> str:
     return "hybridep" if linked or run.runtime.experts.padded else "deepep"
 
 
-_ROUTER: Mapping[str, str] = {
+ROUTER: Mapping[str, str] = {
     "moe_router_score_function": "moe-router-score-function",
     "moe_router_enable_expert_bias": "moe-router-enable-expert-bias",
+    "moe_router_load_balancing_type": "moe-router-load-balancing-type",
     "moe_router_topk_scaling_factor": "moe-router-topk-scaling-factor",
     "moe_router_pre_softmax": "moe-router-pre-softmax",
 }
 """Router setting of `architecture` -> argument. These settings change neither time nor memory."""
 
 
-def _router(place: ExportTarget, experts: Experts) -> Iterator[Argument]:
+def gates_shared_expert(place: ExportTarget, model: Model) -> bool:
+    """Return True if a trained vector gates the shared expert, which no run contains."""
+    spec = spec_of(place, model)
+    return spec is not None and any(layer.shared_expert_gate for layer in spec.layers)
+
+
+def _router(place: ExportTarget, model: Model) -> Iterator[Argument]:
+    experts = model.experts
+    assert experts is not None, "asked of models with experts alone"
     known = architecture(place.model) if place.model is not None else None
     sizes = known or {}
-    for key, flag in _ROUTER.items():
+    for key, flag in ROUTER.items():
         value = sizes.get(key)
         if value is True:
             yield (flag, ())
         elif value not in (None, False):
             yield _one(flag, value)
+    yield from _where(("moe-shared-expert-gate", gates_shared_expert(place, model)))
     if experts.groups > 1:
         yield _one("moe-router-num-groups", experts.groups)
         yield _one("moe-router-group-topk", experts.groups_per_token)

@@ -263,6 +263,7 @@ def _left_out(spec: ModelSpec) -> list[str]:
         "biases of the QKV projection": layer.qkv_biases,
         "tied embeddings": spec.tied_embeddings,
         f"a rotary base of {spec.rotary_base}": spec.rotary_base not in (None, _LLAMA_BASE),
+        "rotary positions in a part of each head": spec.rotary_share != 1.0,
         "scaled rotary frequencies": spec.rotary_scaling_factor is not None,
         "heads of another width than hidden size over heads": layer.num_heads is not None
         and layer.num_heads * head_dim(layer) != layer.hidden_size,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.catalog import model_names
+from autopar.documents.sidecar import describe_model
 from autopar.documents.spec import bare_spec, load_spec, write_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.families.config import parse_hugging_face
@@ -21,6 +22,7 @@ from autopar.run.model import (
     padded_vocab_size,
     parameter_count,
 )
+from autopar.run.of_plan import model_of_spec
 from profiler.options import SizeOptions
 from search.commands import search
 
@@ -437,10 +439,9 @@ SCALED = {
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 7}}, (7.0, None)),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, (None, None)),
         ("llama", {"rope_scaling": {**SCALED, "low_freq_factor": 2}}, (None, None)),
-        ("llama", {"partial_rotary_factor": 0.5}, (None, None)),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, (None, None)),
         ("gpt2", {}, (None, None)),
-        ("gpt_neox", {"rotary_emb_base": 10000}, (None, None)),  # rotates a part of every head
+        ("gpt_neox", {"rotary_emb_base": 10000}, (1e4, None)),
     ],
 )
 def test_rotary_positions(tmp_path, family, keys, expected):
@@ -477,12 +478,11 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
         load_spec(str(own))
 
 
-NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
+NO_ROTARY_BASE = {  # YaRN, two bases, or layers without positions
     "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b",
-    "gemma-3-27b", "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b",
-    "glm-4.5-air", "glm-5",
+    "gemma-3-27b", "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b", "glm-5",
     "gpt-oss-20b", "gpt-oss-120b", "granite-4-small", "kimi-k2", "kimi-linear-48b",
-    "llama4-maverick", "llama4-scout", "qwen3-next-80b",
+    "llama4-maverick", "llama4-scout",
 }  # fmt: skip
 
 
@@ -509,6 +509,43 @@ def test_shipped_models_are_their_published_files(name: str) -> None:
         for layer, own in zip(published.layers, shipped.layers, strict=True)
     )
     assert replace(published, layers=lengths, name=name) == shipped
+
+
+DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+         "linear_value_head_dim": 64, "full_attention_interval": 2}  # fmt: skip
+SHARES = {"glm-4.5-air": 0.5, "glm-4.5": 0.5, "glm-4-9b": 0.5, "glm-4-9b-0414": 0.5,
+          "phi-2": 0.4, "gpt-neox-20b": 0.25, "pythia-6.9b": 0.25}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED_CONFIGS))
+def test_published_files_say_the_rotary_part_of_each_head(name: str) -> None:
+    """Defaults are those of `configuration_*.py` in transformers 5.24."""
+    spec = parse_hugging_face(Path(name), SHIPPED_CONFIGS[name]["config"])
+    share = SHARES.get(name, 1.0)
+    assert spec.rotary_share == share
+    assert describe_model(spec) == describe_model(replace(spec, rotary_share=0.75))
+    assert share == 1.0 or model_of_spec(spec).attention.rotary_share == share
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "expected"),
+    [
+        ("llama", {}, (1e4, 1.0)),
+        ("llama", {"partial_rotary_factor": 0.5}, (1e4, 0.5)),
+        ("llama", {"rope_parameters": {"rope_theta": 7, "partial_rotary_factor": 0.25}}, (7, 0.25)),
+        ("stablelm", {}, (1e4, 0.25)),
+        ("nemotron", {}, (1e4, 0.5)),
+        ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 64,
+                        "head_dim": 128}, (5e6, 0.5)),
+        ("qwen3_5_text", {**DELTA, "rope_theta": 1e7}, (1e7, 0.25)),
+        ("qwen3_5_text", {**DELTA, "rope_parameters": {"rope_theta": 1e7}}, (1e7, 0.25)),
+    ],
+)  # fmt: skip
+def test_rotary_positions_in_a_part_of_each_head(
+    family: str, more: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    spec = parse_hugging_face(Path("m"), {**HF["llama"], "model_type": family, **more})
+    assert (spec.rotary_base, spec.rotary_share) == expected
 
 
 def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Run:
         choice.get("pp", 1),
         choice.get("vpp", 1),
         schedule=choice.get("schedule"),
+        mtp=sizes.mtp,
     )
     job = EngineContext(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
     return run_of(space, job, Candidate(**{"chunks": chunks, **usual, **choice}))
@@ -189,6 +190,54 @@ def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> Non
         "moe-router-topk-scaling-factor 2.5",
     ):
         assert f"--{flag}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("nemotron-3-nano", 2.5), ("nemotron-3-super", 5.0), ("glm-4.5-air", 1.0), ("glm-5", 2.5),
+     ("kimi-k2", 2.827)],
+)  # fmt: skip
+def test_sigmoid_routers_are_written_by_shipped_names(name: str, factor: float) -> None:
+    """`routed_scaling_factor` of the published files, scores and loss of Megatron-Bridge."""
+    place = replace(NODE, model=name)
+    found = written(searched("megatron", name, ep=8), engine="megatron", place=place)
+    flags = flags_of(script_command(found.files["megatron_args.sh"], "x").arguments)
+    assert flags["moe-router-score-function"] == ("sigmoid",)
+    assert flags["moe-router-enable-expert-bias"] == ()
+    assert flags["moe-router-load-balancing-type"] == ("seq_aux_loss",)
+    assert flags["moe-router-topk-scaling-factor"] == (str(factor),)
+    assert not any("router scores" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", [*model_names()])
+def test_a_router_is_written_or_noted(name: str) -> None:
+    """Softmax after the choice of experts is the default, which models of no note here have."""
+    spec = load_spec(name)
+    if all(layer.num_experts is None for layer in spec.layers):
+        pytest.skip("no experts")
+    place = replace(NODE, model=name)
+    place = replace(place, spec=spec)
+    found = written(searched("megatron", name, ep=8), engine="megatron", place=place)
+    noted = any("router scores" in note for note in found.notes)
+    said = "--moe-router-score-function" in found.files["megatron_args.sh"]
+    softmax = name.startswith(("qwen3", "gpt-oss", "mixtral-8x7b"))
+    assert noted + said + softmax == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "gate"), [("qwen3-next-80b", 0.25, True), ("glm-4.5-air", 0.5, False)]
+)
+def test_positions_and_gate_of_the_model_are_written(name: str, share: float, gate: bool) -> None:
+    place = replace(NODE, model=name)
+    run = searched("megatron", name, ep=8)
+    before = replace(run, model=uniform_model(replace(load_spec(name), rotary_share=1.0)))
+    for one in (run, before):  # plan files of earlier releases lack the fraction
+        found = written(one, engine="megatron", place=place)
+        flags = flags_of(script_command(found.files["megatron_args.sh"], "x").arguments)
+        assert flags["rotary-percent"] == (str(share),)
+        assert ("moe-shared-expert-gate" in flags) == gate
+        assert found.losses == ()
+        assert not any("ROTARY_BASE" in note for note in found.notes)
 
 
 def test_a_model_of_ends_alone_is_written() -> None:

@@ -33,7 +33,8 @@ from search.engines.table import engine_space, writer_of
 
 HYBRIDS = ("nemotron_3_nano", "nemotron_3_super", "qwen3_next_80b_a3b")
 """Models with mixers other than attention."""
-WRITTEN = sorted(architecture_names())
+WRITTEN = sorted({*architecture_names()} - {"glm45_air_106b"})
+"""Without GLM-4.5-Air, whose recipes split 46 layers over 4 stages, which Megatron-Core refuses."""
 KNOWN = [name for name in WRITTEN if named_recipe(f"{name}_pretrain_config").model == name]
 TUNED = [name for name in WRITTEN if named_recipe(f"{name}_peft_config").model == name]
 FINE_TUNED = [name for name in WRITTEN if named_recipe(f"{name}_sft_config").model == name]
@@ -171,6 +172,58 @@ def test_a_hybrid_without_a_recipe_changes_that_of_nemotron() -> None:
     tuned = replace(run, runtime=replace(run.runtime, sft=True))
     with pytest.raises(UnsupportedError, match="no SFT recipe for granite-4-small"):
         written(tuned, engine="megatron-bridge", place=place)
+
+
+def place_of(name: str) -> ExportTarget:
+    return ExportTarget(num_nodes=2, gpus_per_node=8, model=name, spec=load_spec(name))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b", "glm-4.5-air"])
+def test_a_recipe_keeps_the_positions_of_its_model(name: str) -> None:
+    """`partial_rotary_factor` is `rotary_percent` of the provider (`model_bridge.py`)."""
+    run = of_search(name)
+    before = replace(run, model=uniform_model(replace(load_spec(name), rotary_share=1.0)))
+    for one in (run, before):  # plan files of earlier releases lack the fraction
+        found = written(one, engine="megatron-bridge", place=place_of(name))
+        text = found.files["bridge_overrides.sh"]
+        assert "rotary" not in text
+        assert "ROTARY" not in text
+        assert {loss.field for loss in found.losses} <= {"states.bucket"}
+        share = load_spec(name).rotary_share
+        assert found.runs.model.attention.rotary_share == share
+
+
+def test_a_recipe_of_another_model_gets_positions_and_router() -> None:
+    run = of_search("glm-4.5-air")
+    uneven = replace(run, model=replace(run.model, vocab=151000))
+    found = written(uneven, engine="megatron-bridge", place=place_of("glm-4.5-air"))
+    text = found.files["bridge_overrides.sh"]
+    assert "--recipe vanilla_gpt_pretrain_config" in text
+    for setting in (
+        "rotary_base=1000000", "rotary_percent=0.5", "moe_router_score_function=sigmoid",
+        "moe_router_enable_expert_bias=true", "moe_router_topk_scaling_factor=1.0",
+        "moe_router_load_balancing_type=seq_aux_loss",
+    ):  # fmt: skip
+        assert f'"model.{setting}"' in text
+    other = place_of("glm-4.5-air")
+    spec = replace(load_spec("glm-4.5-air"), rotary_base=None)
+    found = written(uneven, engine="megatron-bridge", place=replace(other, model="x", spec=spec))
+    text = found.files["bridge_overrides.sh"]
+    assert "--recipe vanilla_gpt_pretrain_config" in text
+    assert "model.rotary_percent=0.5" in text
+    assert "model.rotary_base=${ROTARY_BASE:?" in text
+    assert any("ROTARY_BASE" in note for note in found.notes)
+    found = written(of_search("qwen3-30b-a3b"), engine="megatron-bridge",
+                    place=replace(place_of("qwen3-30b-a3b"), model="other"))  # fmt: skip
+    assert "rotary" not in found.files["bridge_overrides.sh"]
+
+
+def test_glm_air_has_a_recipe() -> None:
+    found = written(of_search("glm-4.5-air"), engine="megatron-bridge",
+                    place=place_of("glm-4.5-air"))  # fmt: skip
+    assert "--recipe glm45_air_106b_pretrain_config" in found.files["bridge_overrides.sh"]
+    assert not any("no recipe" in note for note in found.notes)
+    assert named_recipe("glm45_air_106b_pretrain_config").model == "glm45_air_106b"
 
 
 def test_gated_delta_nets_need_a_recipe() -> None:
