@@ -284,6 +284,8 @@ def _degrees(run: Run) -> Settings:
         "model.sequence_parallel": split.splits_sequence,
         "model.virtual_pipeline_model_parallel_size": vpp if chunked else None,
         "model.pipeline_model_parallel_layout": layout_of(strategy) if ends is None else None,
+        "model.num_layers_in_first_pipeline_stage": None,
+        "model.num_layers_in_last_pipeline_stage": None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,
         "model.account_for_loss_in_pipeline_split": bool(ends and ends[1]) or None,
         "model.microbatch_group_size_per_vp_stage": strategy.group or None if vpp > 1 else None,
@@ -444,6 +446,7 @@ def _sharding(run: Run) -> Settings:
         "optimizer.use_precision_aware_optimizer": precise,
         "ddp.use_distributed_optimizer": zero > 0,
         "ddp.use_megatron_fsdp": zero == 3,
+        **({} if zero == 3 else {"dist.use_megatron_fsdp": None}),
         "ddp.num_distributed_optimizer_instances": replicas if replicas > 1 else None,
         "ddp.overlap_grad_reduce": overlaps.gradients,
         "ddp.overlap_param_gather": overlaps.gradients and zero > 0,
@@ -479,6 +482,8 @@ def _overlaps(run: Run) -> Settings:
         "comm_overlap.overlap_grad_reduce": overlap.gradients,
         "comm_overlap.overlap_param_gather": overlap.gradients and run.split.zero > 0,
         "comm_overlap.overlap_moe_expert_parallel_comm": overlap.experts or None,
+        # Megatron-Core has one of both overlaps, and providers set the other.
+        **({"model.moe_shared_expert_overlap": False} if overlap.experts else {}),
         "comm_overlap.defer_embedding_wgrad_compute": deferred is not None or None,
         "comm_overlap.wgrad_deferral_limit": deferred or None,
         "comm_overlap.bucket_size": run.runtime.states.bucket,
@@ -487,7 +492,11 @@ def _overlaps(run: Run) -> Settings:
 
 def _overlaps_of_model(run: Run) -> Settings:
     """Return the overlap settings for a recipe without a `comm_overlap` section."""
-    return {"model.overlap_moe_expert_parallel_comm": run.runtime.overlap.experts or None}
+    experts = run.runtime.overlap.experts
+    return {
+        "model.overlap_moe_expert_parallel_comm": experts or None,
+        **({"model.moe_shared_expert_overlap": False} if experts else {}),
+    }
 
 
 _SIZES = frozenset({

@@ -22,6 +22,7 @@ from search.engines.bridge.recipes import (
     named_recipe,
     performance_recipe,
 )
+from search.engines.bridge.write import settings_of
 from search.engines.candidate import Candidate, TrainingSettings
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
@@ -54,6 +55,7 @@ NULLABLE = {
         "hierarchical_context_parallel_sizes", "microbatch_group_size_per_vp_stage",
         "moe_expert_capacity_factor", "moe_flex_dispatcher_backend", "moe_router_dtype",
         "moe_router_num_groups", "moe_router_group_topk",
+        "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
         "moe_shared_expert_intermediate_size", "mtp_num_layers", "offload_modules",
         "pipeline_model_parallel_layout", "recompute_granularity", "recompute_method",
         "recompute_modules", "recompute_num_layers", "virtual_pipeline_model_parallel_size",
@@ -216,6 +218,26 @@ def test_a_recipe_of_another_model_gets_positions_and_router() -> None:
     found = written(of_search("qwen3-30b-a3b"), engine="megatron-bridge",
                     place=replace(place_of("qwen3-30b-a3b"), model="other"))  # fmt: skip
     assert "rotary" not in found.files["bridge_overrides.sh"]
+
+
+def test_an_overlap_of_experts_ends_that_of_the_shared_expert() -> None:
+    """The recipe of Kimi K2 sets the other, which `TransformerConfig` refuses with it."""
+    recipe = named_recipe("kimi_k2_pretrain_config")
+    assert recipe.settings["model.moe_shared_expert_overlap"] is True
+    run = of_search("kimi-k2", overlap_experts=True)
+    found = written(run, engine="megatron-bridge", place=place_of("kimi-k2"))
+    assert "model.moe_shared_expert_overlap=false" in found.files["bridge_overrides.sh"]
+    assert found.runs.runtime.overlap.experts
+
+
+def test_stages_of_a_recipe_do_not_stay() -> None:
+    """Layers of its first and last stage are for its own number of stages."""
+    recipe = replace(named_recipe("llama3_70b_pretrain_config"))
+    uneven = {"model.num_layers_in_first_pipeline_stage": 14, "dist.use_megatron_fsdp": True}
+    recipe = replace(recipe, settings={**recipe.settings, **uneven})
+    run = of_recipe(named_recipe("llama3_8b_pretrain_config"), 8, "h100")
+    settings = settings_of(run, recipe)
+    assert [settings[key] for key in uneven] == [None, None]
 
 
 def test_glm_air_has_a_recipe() -> None:
