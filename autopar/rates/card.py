@@ -718,6 +718,20 @@ def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
     return equal if equal == num_nodes or 2 * equal >= most else most
 
 
+def tray_gpus(card: Card) -> int | None:
+    """Return the GPUs of a compute tray, a host of a rack; None: a node is a host."""
+    found = card.more.get("intra_node.tray_gpus")
+    return None if found is None else int(found)
+
+
+def hosts_of(card: Card, num_nodes: int, gpus_per_node: int) -> tuple[int, int]:
+    """Return (hosts, GPUs of each), which are the trays of racks, for a launcher of processes."""
+    tray = tray_gpus(card)
+    if tray is None or gpus_per_node % tray:
+        return num_nodes, gpus_per_node
+    return num_nodes * gpus_per_node // tray, tray
+
+
 def domain_of(card: Card, gpus: int) -> int:
     """Return the number of a run's GPUs in each domain, nodes or racks, of a cluster of `card`.
 

@@ -205,6 +205,8 @@ def _execute(raw: dict[str, Any]) -> int:
         try:
             if asked.hardware is None:
                 place = given.with_card(named_card(path))
+            else:
+                place = given.with_racks_of(path)
             read = partial(
                 read_checked,
                 world_size=place.world_size,
@@ -395,6 +397,21 @@ class _Place(NamedTuple):
         of_file = ", which the file names" if name is not None else ""
         say(f"{_NAME}: --hardware not given; using {name or self.card.name}{of_file}")
         return self if name is None else self._replace(card=load_card(name))
+
+    def with_racks_of(self, path: str) -> _Place:
+        """Return the cluster with whole trays of each rack for the processes of a file."""
+        from autopar.rates.card import tray_gpus
+        from autopar.records import replace
+        from search.engines.table import launch_file
+
+        each, tray = self.card.max_gpus_per_node, tray_gpus(self.card)
+        if tray is None or self.world_size is None:
+            return self
+        own, racks = launch_file(path).world_size, self.world_size // each
+        if own is None or own >= self.world_size or own % (racks * tray):
+            return self
+        card = replace(self.card, max_gpus_per_node=own // racks)
+        return self._replace(card=card, world_size=own)
 
     def with_nodes(self, file: CheckedFile) -> tuple[_Place, CheckedFile]:
         """Return the cluster with the GPUs per node of a file, and the file with a note on them."""

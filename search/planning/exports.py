@@ -20,6 +20,7 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
 from autopar.price.assessment import Assessment, Target, assess
+from autopar.rates.card import hosts_of
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.run import Run, run_with_micro_batch
@@ -160,9 +161,10 @@ def launch_export(stored: StoredRun, engine: str, release: str | None = None) ->
     Raises InputError if the engine supports no uniform plans, or not this one.
     """
     question = stored.question
+    hosts, each = hosts_of(question.card, question.num_nodes, question.gpus_per_node)
     place = ExportTarget(
-        num_nodes=question.num_nodes,
-        gpus_per_node=question.gpus_per_node,
+        num_nodes=hosts,
+        gpus_per_node=each,
         model=question.spec.name,
         repository=typed_repository(stored.request.get("model")),
         spec=question.spec,
@@ -634,7 +636,9 @@ def job_of(
         tp_overlap=options.tp_overlap,
     )
     if session is not None and session.card is not None:
-        job = replace(job, gpu=session.card.gpu)
+        card = session.card
+        hosts, each = hosts_of(card, num_nodes, gpus_per_node)
+        job = replace(job, gpu=card.gpu, num_nodes=hosts, gpus_per_node=each)
     return job, session
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import InfeasibleError, OptionError
-from autopar.rates.card import nodes_joined, parse_hardware
+from autopar.rates.card import nodes_joined, parse_hardware, tray_gpus
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.run.rules import RuleError
@@ -81,11 +81,11 @@ def clusters_of(card: Card, nodes: int, per_node: int) -> tuple[Shape, ...]:
     Parts of a node are 1, 2, 4 .. GPUs, or whole trays. Several nodes are used whole, or, if they
     have several trays, with equal numbers of trays. All domains of a part have equally many GPUs.
     """
-    tray = card.more.get("intra_node.tray_gpus")
+    tray = tray_gpus(card)
     if tray is None:
         some = [1 << power for power in range(per_node.bit_length()) if 1 << power < per_node]
     else:
-        some = [*range(int(tray), per_node, int(tray))]
+        some = [*range(tray, per_node, tray)]
     shapes = [(1, gpus) for gpus in some]
     shapes += [(number, per_node) for number in range(1, nodes + 1)]
     if tray is not None:
@@ -120,7 +120,7 @@ def _parts(request: Request, question: UniformRequest | None) -> tuple[Shape, ..
     nodes, per_node = question.num_nodes, question.gpus_per_node
     if use is None and not named:
         limited = request.output.frontier or request.options.time_limit_s is not None
-        if limited or "intra_node.tray_gpus" not in question.card.more:
+        if limited or tray_gpus(question.card) is None:
             return ()
     if use == ALL:
         return ((nodes, per_node),) if named else ()
@@ -407,7 +407,7 @@ def _gpus(shape: Shape) -> int:
 
 
 def _unit(per_node: int, card: Card) -> str:
-    return "rack" if per_node > card.more.get("intra_node.tray_gpus", math.inf) else "node"
+    return "rack" if per_node > (tray_gpus(card) or per_node) else "node"
 
 
 def _free_words(shape: Shape, whole: Shape, card: Card) -> str:

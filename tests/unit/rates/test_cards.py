@@ -14,7 +14,7 @@ from autopar.documents.catalog import find_card
 from autopar.documents.json import JsonDocument
 from autopar.errors import DocumentError
 from autopar.price.step import step_time
-from autopar.rates.card import domain_of, load_card, read_card
+from autopar.rates.card import domain_of, hosts_of, load_card, read_card
 from autopar.rates.devices import (
     architecture_of,
     default_attention,
@@ -293,3 +293,39 @@ def test_racks_are_filled_equally(card: str, gpus: int, domain: int) -> None:
 def test_a_rack_of_fewer_gpus_is_a_smaller_domain() -> None:
     """Nine racks of 64 are no eight racks of 72."""
     assert domain_of(replace(load_card("gb200"), max_gpus_per_node=64), 576) == 64
+
+
+@pytest.mark.parametrize(
+    ("card", "shape", "hosts"),
+    [
+        ("gb200", (4, 64), (64, 4)),
+        ("gb300", (1, 64), (16, 4)),
+        ("gb200", (1, 72), (18, 4)),
+        ("gb200", (2, 4), (2, 4)),
+        ("gb200", (1, 2), (1, 2)),  # a part of a tray
+        ("h100", (4, 8), (4, 8)),
+    ],
+)
+def test_hosts_of_racks_are_trays(
+    card: str, shape: tuple[int, int], hosts: tuple[int, int]
+) -> None:
+    """A launcher starts one process per GPU of a host, and 18 hosts are a rack."""
+    assert hosts_of(load_card(card), *shape) == hosts
+
+
+def test_a_script_may_use_a_part_of_each_rack(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a search of 4x72 finds on 4x64 is checked as that, however its hosts are told."""
+    line = SCRIPT.format(more="--bf16").replace("--global-batch-size 8", "--global-batch-size 256")
+    seen = {}
+    for nodes, each, hardware in ((32, 4, "4x72"), (4, 32, "4x72"), (4, 32, "4x32")):
+        text = line.replace("--nproc_per_node 1", f"--nnodes {nodes} --nproc_per_node {each}")
+        Path("run.sh").write_text(text)
+        words = ["run.sh", "--hardware", f"gb200:{hardware}", "--no-neighbours", "--json", "-"]
+        assert check.run(words) == 0
+        (found,) = json.loads(capsys.readouterr().out)["launches"]
+        seen[nodes, each, hardware] = (found["stages"], found["step_time_s"])
+    assert len({str(one) for one in seen.values()}) == 1
+    # other clusters have no racks
+    assert check.run(["run.sh", "--hardware", "h100:36x8"]) == 2
