@@ -39,6 +39,14 @@ _BUCKET_PER_RANK = 1_000_000
 """Minimum parameters of a bucket; a larger minimum applies per rank with many ranks."""
 
 
+def default_bucket(run: Run) -> int:
+    """Return Megatron-Core's bucket size in parameters, if none is set and reductions overlap.
+
+    Source: `DistributedDataParallel.__init__`, whose group is that of data parallelism alone.
+    """
+    return max(_BUCKET, _BUCKET_PER_RANK * run.strategy.dp)
+
+
 class Buffer(Record):
     """Contiguous weight buffer of a model chunk; its gradient buffer has equally many elements."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from autopar.errors import shortened
+from autopar.price.states import default_bucket
 from autopar.records import replace
 from autopar.run.architecture import Layer, LayerGroup, Model, grouped, with_attention
 from autopar.run.run import Run
@@ -60,6 +61,11 @@ _PHRASES: Mapping[str, str] = {
     "precision.fp8_recipe": "the fp8 recipe",
     "kernels.attention": "the kernel of attention",
     "allocator.cublas": "CUBLAS_WORKSPACE_CONFIG",
+    "overlap.experts": "overlapped dispatch and combine (--overlap-moe-expert-parallel-comm)",
+    "overlap.gradients": "overlapped gradient reduction (--overlap-grad-reduce)",
+    "overlap.optimizer_host": "overlapped copies of states (--overlap-cpu-optimizer-d2h-h2d)",
+    "overlap.tensor": "overlapped tensor-parallel communication (--tp-comm-overlap)",
+    "states.bucket": "parameters of a gradient bucket (--ddp-bucket-size)",
     "states.one_root": "embedding and head as one unit",
     "kernels.fused_norms": "norms of one kernel",
     "quirks.stage_outputs": "logits that the last stage keeps",
@@ -276,7 +282,10 @@ def _precision(precision: Precision) -> Precision:
 def _states(run: Run) -> States:
     states, zero = run.runtime.states, run.split.zero
     if not run.kernels.torch_layers:
-        return replace(states, keeper="megatron")
+        bucket = states.bucket
+        if zero < 2:
+            bucket = (bucket or default_bucket(run)) if run.runtime.overlap.gradients else None
+        return replace(states, keeper="megatron", bucket=bucket)
     return replace(
         states,
         # Without sharding, accelerate uses DDP.

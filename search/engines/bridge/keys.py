@@ -131,6 +131,7 @@ _OTHERS: Mapping[str, str] = {
     "ddp.overlap_param_gather": "overlap-param-gather",
     "ddp.bucket_size": "ddp-bucket-size",
     "ddp.data_parallel_sharding_strategy": "data-parallel-sharding-strategy",
+    "model.tp_comm_overlap": "tp-comm-overlap",
     "comm_overlap.tp_comm_overlap": "tp-comm-overlap",
     "comm_overlap.overlap_grad_reduce": "overlap-grad-reduce",
     "comm_overlap.overlap_param_gather": "overlap-param-gather",

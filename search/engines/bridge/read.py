@@ -587,7 +587,8 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
     scattered = get("model.sequence_parallel") is True
     tensor = get("model.tensor_model_parallel_size")
     # Without sequence parallelism, Bridge warns and disables TP overlap.
-    if get("comm_overlap.tp_comm_overlap") is True and scattered and tensor not in (None, 1):
+    asked = get(f"{'comm_overlap' if configured else 'model'}.tp_comm_overlap")
+    if asked is True and (not configured or (scattered and tensor not in (None, 1))):
         found["tp-comm-overlap"] = True
     if get("comm_overlap.defer_embedding_wgrad_compute") is True:
         limit = get("comm_overlap.wgrad_deferral_limit")
@@ -666,7 +667,7 @@ _SWITCHES = frozenset(
         "mixed_precision.bf16", "mixed_precision.fp16", "mixed_precision.fp8_param",
         "mixed_precision.grad_reduce_in_fp32", "mixed_precision.fp8_dot_product_attention",
         "optimizer.optimizer_cpu_offload", "optimizer.store_param_remainders",
-        "optimizer.use_precision_aware_optimizer",
+        "optimizer.use_precision_aware_optimizer", "model.tp_comm_overlap",
     }
 )  # fmt: skip
 """Keys whose value is true or false."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autopar.errors import UnsupportedError
+from autopar.price.states import default_bucket
 from autopar.run.architecture import Experts, windows_of
 from autopar.run.run import Run
 from autopar.run.strategy import wide_ends
@@ -477,6 +478,10 @@ def _sharding(run: Run) -> Settings:
 def _overlaps(run: Run) -> Settings:
     """Return the overlap settings for a recipe with a `comm_overlap` section."""
     overlap, deferred = run.runtime.overlap, run.kernels.deferred_head
+    bucket = run.runtime.states.bucket
+    if run.split.zero == 1 and overlap.gradients:
+        # The default of this section is not that of Megatron-Core.
+        bucket = bucket or default_bucket(run)
     return {
         "comm_overlap.tp_comm_overlap": overlap.tensor and run.split.tp > 1,
         "comm_overlap.overlap_grad_reduce": overlap.gradients,
@@ -486,14 +491,15 @@ def _overlaps(run: Run) -> Settings:
         **({"model.moe_shared_expert_overlap": False} if overlap.experts else {}),
         "comm_overlap.defer_embedding_wgrad_compute": deferred is not None or None,
         "comm_overlap.wgrad_deferral_limit": deferred or None,
-        "comm_overlap.bucket_size": run.runtime.states.bucket,
+        "comm_overlap.bucket_size": bucket,
     }
 
 
 def _overlaps_of_model(run: Run) -> Settings:
     """Return the overlap settings for a recipe without a `comm_overlap` section."""
-    experts = run.runtime.overlap.experts
+    experts, tensor = run.runtime.overlap.experts, run.runtime.overlap.tensor
     return {
+        "model.tp_comm_overlap": (tensor and run.split.tp > 1) or None,
         "model.overlap_moe_expert_parallel_comm": experts or None,
         **({"model.moe_shared_expert_overlap": False} if experts else {}),
     }

@@ -125,8 +125,9 @@ def of_search(
     )  # fmt: skip
     chunks = even_chunks(model.num_layers, pp, vpp, mtp=model.mtp)
     choice = Candidate(
-        global_batch=64, micro_batch=1, zero=1, ep=8, dispatcher="flex", pp=pp, vpp=vpp,
-        chunks=chunks, schedule="interleaved" if vpp > 1 else "1f1b", **more,
+        global_batch=64, micro_batch=1, zero=1, ep=1 if model.experts is None else 8,
+        dispatcher="flex", pp=pp, vpp=vpp, chunks=chunks,
+        schedule="interleaved" if vpp > 1 else "1f1b", **more,
     )  # fmt: skip
     return run_of(engine_space("megatron"), job, choice)
 
@@ -154,8 +155,9 @@ def test_stages_of_a_hybrid_are_in_its_pattern() -> None:
     run = of_search("nemotron-3-nano", pp=2)
     place = ExportTarget(num_nodes=2, gpus_per_node=8, model="nemotron-3-nano")
     found = written(run, engine="megatron-bridge", place=place)
-    # the default of `comm_overlap`
-    assert [one.field for one in found.losses] == ["states.bucket"]
+    assert found.losses == ()
+    # the default of Megatron-Core, which is not that of `comm_overlap`
+    assert "comm_overlap.bucket_size=40000000" in found.files["bridge_overrides.sh"]
     text = found.files["bridge_overrides.sh"]
     assert f'"model.hybrid_layer_pattern={pattern_of(run)}"' in text
     assert str(pattern_of(run)).count("|") == 1
@@ -168,7 +170,7 @@ def test_a_hybrid_without_a_recipe_changes_that_of_nemotron() -> None:
     spec = load_spec("granite-4-small")
     place = ExportTarget(num_nodes=2, gpus_per_node=8, model="granite-4-small", spec=spec)
     found = written(run, engine="megatron-bridge", place=place)
-    assert [one.field for one in found.losses] == ["states.bucket"]
+    assert found.losses == ()
     assert "--recipe nemotron_3_nano_pretrain_config" in found.files["bridge_overrides.sh"]
     assert any("model.moe_router_*" in note for note in found.notes)
     tuned = replace(run, runtime=replace(run.runtime, sft=True))
@@ -190,7 +192,7 @@ def test_a_recipe_keeps_the_positions_of_its_model(name: str) -> None:
         text = found.files["bridge_overrides.sh"]
         assert "rotary" not in text
         assert "ROTARY" not in text
-        assert {loss.field for loss in found.losses} <= {"states.bucket"}
+        assert found.losses == ()
         share = load_spec(name).rotary_share
         assert found.runs.model.attention.rotary_share == share
 
@@ -228,6 +230,19 @@ def test_an_overlap_of_experts_ends_that_of_the_shared_expert() -> None:
     found = written(run, engine="megatron-bridge", place=place_of("kimi-k2"))
     assert "model.moe_shared_expert_overlap=false" in found.files["bridge_overrides.sh"]
     assert found.runs.runtime.overlap.experts
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "qwen3-32b", "phi-4"])
+def test_plans_with_overlapped_tensor_communication_are_exact(name: str) -> None:
+    """With a `comm_overlap` section of the recipe and without, and with its own buckets."""
+    run = of_search(name, tp=2, tp_overlap=True)
+    assert run.runtime.overlap.tensor
+    assert run.runtime.states.bucket is None
+    found = written(run, engine="megatron-bridge", place=place_of(name))
+    assert found.losses == ()
+    text = found.files["bridge_overrides.sh"]
+    sections = [key for key in ("comm_overlap", "model") if f'"{key}.tp_comm_overlap=true"' in text]
+    assert len(sections) == 1
 
 
 def test_stages_of_a_recipe_do_not_stay() -> None:
