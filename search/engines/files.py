@@ -84,8 +84,9 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
 
 def _with_rotary_share(run: Run, place: ExportTarget) -> Run:
     """Return a run with the rotary fraction of its model, which earlier plan files lack."""
-    spec, model = spec_of(place, run.model), run.model
-    if spec is None or model.positions != "rotary" or spec.rotary_share == 1.0:
+    model = run.model
+    spec = spec_of(place, model) if model.positions == "rotary" else None
+    if spec is None or spec.rotary_share == 1.0:
         return run
     groups = []
     for group in model.layers:

@@ -229,12 +229,12 @@ def sizes_of(model: str) -> Settings:
 def _architecture_of(hub: str | None, name: str) -> str | None:
     """Return the architecture of a recipe by the model on the hub; None: its sizes are unknown."""
     model = _BUILT.match(name) if hub is None else None
-    found = model.group(1) if model is not None else model_of(hub or "")
+    found = "nemotron_3_nano" if model is not None else model_of(hub or "")
     return found if found in architecture_names() else None
 
 
-_BUILT = re.compile(r"(nemotron_3_nano)_(?:[a-z]+[0-9]+_)?(?:pretrain|sft|peft)_")
-"""Names of recipes whose provider is a class, not a model on the hub, with its architecture."""
+_BUILT = re.compile(r"nemotron_3_(nano|5_lightning)_(?:[a-z]+[0-9]+_)?(?:pretrain|sft|peft)_")
+"""Names of recipes whose provider is that of Nemotron 3 Nano, not of a model on the hub."""
 
 
 def _scaled(recipe: Recipe, name: str, num_gpus: int) -> Recipe:

@@ -114,6 +114,23 @@ def test_a_recipe_of_other_mixers_has_the_shipped_model(name: str) -> None:
     assert (own.vocab, own.hidden, own.tied) == (shipped.vocab, shipped.hidden, shipped.tied)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "gpu"),
+    [("pretrain_8gpu_gb200_bf16", 8, "gb200"), ("pretrain_16gpu_h100_bf16", 16, "h100-80gb"),
+     ("pretrain", 16, "h100-80gb"), ("sft", 8, "h100-80gb"), ("peft", 8, "h100-80gb")],
+)  # fmt: skip
+def test_lightning_is_nemotron_3_nano_with_mtp(name: str, gpus: int, gpu: str) -> None:
+    """Two MTP layers of attention and experts that share their weights; sizes are those of Nano."""
+    run = of_recipe(named_recipe(f"nemotron_3_5_lightning_{name}_config"), gpus, gpu)
+    nano = uniform_model(load_spec("nemotron-3-nano"))
+    assert (
+        run.model.each_layer
+        == of_recipe(named_recipe("nemotron_3_nano_pretrain_config"), 8, gpu).model.each_layer
+    )
+    assert (run.model.vocab, run.model.mtp, run.model.mtp_shared) == (nano.vocab, 2, True)
+    assert [one.mlp is None for one in run.model.each_mtp] == [True, False]
+
+
 def of_search(
     name: str, *, lora: int | None = None, sft: bool = False, pp: int = 1, vpp: int = 1, **more: Any
 ) -> Run:
