@@ -269,13 +269,11 @@ def _command(source: Configuration, command: Command, release: str | None) -> Br
             known = name in ARGUMENTS if row is None else row.is_off(values)
             ignored.append(_ignored(spelled, values, row, known))
     own = {key: value for one in (*given, *others) for key, value in one.settings.items()}
-    # `docker run IMAGE` and `srun --container-image` stand before the program
     started = [text.get("container_image", ""), *command.around, *command.before]
     release = release or release_of(" ".join(started))
     recipe, notes, unpriced = _recipe_of(text, command.program, release)
-    packed = None
-    if own.get(PACKS, recipe.settings.get(PACKS)):
-        packed = f"{recipe.name} packs samples: add --lengths, or {PACKS}=false"
+    packs = own.get(PACKS, recipe.settings.get(PACKS))
+    packed = f"{recipe.name} packs samples: add --lengths, or {PACKS}=false" if packs else None
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+[0-9]+)_", text.get("recipe", ""))
     file = BridgeFile(

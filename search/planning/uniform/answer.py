@@ -362,7 +362,9 @@ def answer(
             first = one.best.samples_per_s
         found.append(one)
     if all(one.solved is None for one in found):
-        raise _none_is_legal(found)
+        from search.planning.uniform.infeasibility import none_is_legal
+
+        raise none_is_legal([(one.engine.name, one.reason, one.broken) for one in found])
     # the sort is stable: equally fast engines keep their order
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     best = found[0]
@@ -703,23 +705,6 @@ def _no_layout(question: UniformRequest) -> str:
         f"no chunk of {layers} layers has more layers than --recompute block "
         "recomputes. Use a smaller block"
     )
-
-
-def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
-    """Return the error if no engine has a legal plan, with the reason of each engine."""
-    first = found[0]
-    engines = dict[str, list[str]]()
-    for one in found:
-        engines.setdefault(one.reason, []).append(one.engine.name)
-    text = first.reason
-    if len(engines) > 1:
-        each = (f"{', '.join(names)}: {reason}" for reason, names in engines.items())
-        text = f"no engine has a legal plan; {'; '.join(each)}"
-    if len(first.broken) != 1:
-        return InputError(text)
-    if len(engines) == 1:
-        return RuleError(first.broken)
-    return RuleError((replace(first.broken[0], problem=text, remedy=""),))
 
 
 _BETTER_S = 5.0

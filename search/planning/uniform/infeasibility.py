@@ -31,6 +31,7 @@ from autopar.run.rules import (
     WHOLE_GRID,
     Notice,
     Rule,
+    RuleError,
     broken,
     nearest,
 )
@@ -125,6 +126,33 @@ GENERAL = (
          "global batch({global_batch}) / (micro batch({micro_batch}) * dp({dp})) < pp({pp})"),
 )  # fmt: skip
 """Rules of all engines that search uniform plans."""
+
+
+def none_is_legal(engines: Sequence[tuple[str, str, tuple[Notice, ...]]]) -> InputError:
+    """Return the error if no engine has a legal plan.
+
+    If the rule of the first engine suggests other values, it stands for all engines; otherwise the
+    reason of each engine is given.
+
+    engines : (name, reason, broken rules) of every engine.
+    """
+    (first, reason, rules), *others = engines
+    names = dict[str, list[str]]()
+    for name, why, _ in engines:
+        names.setdefault(why, []).append(name)
+    problem, remedy = reason, ""
+    if len(names) > 1:
+        each = (f"{', '.join(own)}: {why}" for why, own in names.items())
+        problem = f"no engine has a legal plan; {'; '.join(each)}"
+    if len(rules) != 1:
+        return InputError(problem)
+    (rule,) = rules
+    if len(names) == 1 or (rule.remedy and "--engine" not in rule.remedy):
+        *some, last = [name for name, _, _ in others] or [""]
+        rest = " or ".join(filter(None, (", ".join(some), last)))
+        either = f" (rule of {first}; no plan of {rest} is legal either)" * (len(names) > 1)
+        problem, remedy = f"{rule.problem}{either}", rule.remedy
+    return RuleError((replace(rule, problem=problem, remedy=remedy),))
 
 
 def _capabilities(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:

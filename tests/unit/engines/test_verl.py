@@ -182,7 +182,7 @@ def test_options_replace_open_values(tmp_path: Path) -> None:
 
 
 def test_other_trainers_are_refused(tmp_path: Path) -> None:
-    """Those of reinforcement learning hold other models."""
+    """Trainers of reinforcement learning hold other models."""
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo data.train_batch_size=8\n")
     with pytest.raises(DocumentError, match="verl"):
         read_checked(str(tmp_path / "run.sh"), world_size=8, gpu="h100-80gb")
