@@ -10,7 +10,7 @@ from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.states import has_one_moment, layout_of_run
-from autopar.rates.kernels import EFFICIENT
+from autopar.rates.kernels import WIDE
 from autopar.records import replace
 from autopar.run.architecture import WIDEST_FLASH
 from autopar.run.job import (
@@ -43,7 +43,7 @@ def _attention_kernel(run: Run) -> str | None:
     if run.kernels.attention in ("unfused", "local"):
         return "unfused"
     wide = run.kernels.torch_layers and run.model.widest_head > WIDEST_FLASH
-    return EFFICIENT if wide and run.runtime.precision.kind != "fp32" else None
+    return WIDE if wide and run.runtime.precision.kind != "fp32" else None
 
 
 _ADAFACTOR_BYTES = 80.0

@@ -501,8 +501,9 @@ def ring_attention_s(
     return step(part, causal=True) + (ranks - 1) * step(part / 2, causal=False)
 
 
-EFFICIENT = "efficient"
-"""Name of PyTorch's memory-efficient attention kernel as a `Job.attention_kernel`."""
+WIDE = "wide heads"
+"""`Job.attention_kernel` of PyTorch's memory-efficient kernel with heads above 256. For narrower
+heads, cards name its rates `efficient`."""
 _EFFICIENT_SHARE, _EFFICIENT_FLOP_PER_S = 0.5, 1e14
 _EFFICIENT_BACKWARD = 0.47
 """Rates of PyTorch's memory-efficient kernel with wide heads.

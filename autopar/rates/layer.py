@@ -21,7 +21,7 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import ELEMENT_BYTES
 from autopar.rates.kernels import (
-    EFFICIENT,
+    WIDE,
     Phase,
     attention_s,
     efficient_attention_s,
@@ -312,7 +312,7 @@ def _core_s(
             sustained=True,
         )
     part, window = seq / ranks, attention.window
-    if kernel == EFFICIENT:
+    if kernel == WIDE:
         # a window is a mask, which skips no scores
         causal = attention.causal and keys is None and window is None
         return efficient_attention_s(

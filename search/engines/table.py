@@ -147,7 +147,7 @@ ENGINES: tuple[Engine, ...] = (
     ),
     Engine(
         name="automodel",
-        title="NeMo Automodel",
+        title="Automodel",
         forms="YAML",
         owns=function_of("tuners.automodel.owns"),
         read=function_of("tuners.automodel.read"),
@@ -300,7 +300,7 @@ def engine_of(source: Configuration) -> Engine:
         raise DocumentError(
             source.path,
             ("" if kind is None else f"this is {kind}; it ")
-            + f"is not a launch script or file of {_listed(known)}",
+            + f"is not a launch script or configuration of {_listed(known)}",
             remedy="Use `autopar explain` for a plan file" if is_own else None,
         )
     return found

@@ -128,11 +128,15 @@ class _Layer(nn.Module):
         self.recompute_mlp = ("moe" if has_experts else "mlp") in sharding.recompute
         bias = has_norm_biases(spec)
         h = spec.hidden_size
-        number = layer_norms(spec)
+        number, other = layer_norms(spec), ""
         if number not in ((3,) if spec.cross_attention else (1, 2, 4)):
+            other = f"layers with {number} norms"
+        elif spec.keys_as_values or spec.keys_reused or spec.value_norms:
+            other = "layers whose values are keys, are those of other layers, or have norms"
+        if other:
             raise InputError(
-                f"layers with {number} norms are not supported",
-                remedy=("Measure the model as a custom module (--model py:package.module:factory)"),
+                f"{other} are not supported",
+                remedy="Measure the model as a custom module (--model py:package.module:factory)",
             )
         self.attention_norm = Norm(h, bias=bias)
         self.attention: nn.Module = (

@@ -38,14 +38,16 @@ EXECUTIONS = ("1x8-dp8", "1x8-tp8", "8x8-tp8-pp4-dp2")
 OTHER_BLOCKS = {
     **dict.fromkeys(
         ("deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-5", "gpt-oss-120b",
-         "gpt-oss-20b", "granite-4-small", "kimi-k2", "llama4-maverick", "llama4-scout",
+         "gemma-4-26b-a4b", "gpt-oss-20b", "granite-4-small", "kimi-k2", "kimi-linear-48b",
+         "llama4-maverick", "llama4-scout",
          "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
          "qwen3-30b-a3b", "qwen3-next-80b", "nemotron-3-nano", "nemotron-3-super"),
         "mixture of experts",
     ),
     **dict.fromkeys(("flux.1-dev", "vit-l", "wan2.1-14b"), "no vocabulary"),
     **dict.fromkeys(
-        ("gemma-2-2b", "gemma-2-9b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"),
+        ("gemma-2-2b", "gemma-2-9b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b",
+         "gemma-4-31b", "gemma-4-e2b", "gemma-4-e4b"),
         "sliding-window attention",
     ),
     "t5-3b": "encoder-decoder",

@@ -581,7 +581,8 @@ def test_degrees_of_axolotl(
 
 def test_quantised_experts_of_axolotl_are_named(tmp_path: Path) -> None:
     """Experts are in 16 bits with bitsandbytes alone, and in 4 bits with axolotl's own argument."""
-    mixture = {**AXOLOTL, "base_model": "Qwen/Qwen3-30B-A3B"}
+    attention = {"lora_target_linear": False, "lora_target_modules": ["q_proj", "v_proj"]}
+    mixture = {**AXOLOTL, "base_model": "Qwen/Qwen3-30B-A3B", **attention}
     for experts, key in ((False, "--load_in_4bit"), (True, "--quantize_moe_experts")):
         found = axolotl(tmp_path, {**mixture, "quantize_moe_experts": experts})
         (one,) = (one for one in found.findings if one.withdraws)

@@ -14,7 +14,7 @@ from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.torch_layers import loss_bytes, parts_without_recompute
 from autopar.rates.card import load_card
-from autopar.rates.kernels import EFFICIENT, efficient_attention_s
+from autopar.rates.kernels import WIDE, efficient_attention_s
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
@@ -101,7 +101,7 @@ def test_attention_of_wide_heads_has_the_published_time() -> None:
         for phase in ("forward", "backward")
     )
     assert found == pytest.approx(0.072, rel=0.05)
-    assert job_of_run(run_in("deepspeed", "gemma-4-31b")).attention_kernel == EFFICIENT
+    assert job_of_run(run_in("deepspeed", "gemma-4-31b")).attention_kernel == WIDE
     assert job_of_run(run_in("deepspeed", "gemma-3-27b")).attention_kernel is None
 
 

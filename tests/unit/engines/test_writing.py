@@ -215,6 +215,10 @@ def test_a_router_is_written_or_noted(name: str) -> None:
     spec = load_spec(name)
     if all(layer.num_experts is None for layer in spec.layers):
         pytest.skip("no experts")
+    if name in ("gemma-4-26b-a4b", "kimi-linear-48b"):
+        with pytest.raises(InputError, match="Megatron-LM has no"):
+            searched("megatron", name, ep=8)
+        return
     place = replace(NODE, model=name)
     place = replace(place, spec=spec)
     found = written(searched("megatron", name, ep=8), engine="megatron", place=place)

@@ -147,7 +147,7 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--evaluate` and `autopar-export` take it, and what they make of it is the same run."""
-    run = told(MEGATRON, states={"bucket": 1 << 22}, overlap={"gradients": False})
+    run = told(MEGATRON, states={"bucket": 1 << 22})
     files_of(run, "megatron")
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
     stored = json.loads(Path("back.json").read_text())
@@ -157,10 +157,7 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     assert export.run(["back.json", "--out", "out"]) == 0
 
     again = json.loads(Path("again.json").read_text())
-    assert again["launch"]["settings"] == {
-        "runtime.overlap.gradients": False,
-        "runtime.states.bucket": 1 << 22,
-    }
+    assert again["launch"]["settings"] == {"runtime.states.bucket": 1 << 22}
     assert again["launch"]["predicted"] == stored["price"]
     # the object of --json is a file of the launch as well
     assert read_launch("again.json").run == read_launch("back.json").run
