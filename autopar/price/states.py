@@ -569,8 +569,8 @@ def _own(run: Run, weight: Weight) -> int:
 
 def is_joined(run: Run) -> bool:
     """Return True if embedding, last norm and head are one unit."""
-    states, one = run.runtime.states, run.runtime.states.one_root
-    one = run.kernels.module == "transformers" if one is None else one
+    states = run.runtime.states
+    one = states.one_root or (run.kernels.module == "transformers" and not states.apart)
     return one or states.least_unit > 0 or run.model.tied
 
 

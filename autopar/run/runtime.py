@@ -226,9 +226,11 @@ class States(Record):
     least_unit: Count = 0
     """Elements of the smallest modules that are FSDP units (`fsdp_min_num_params`); the root
     contains the others. More than the model has: no module is a unit. 0: each layer is one."""
-    one_root: bool | None = None
-    """True if embedding, final norm and head are one FSDP unit (torchtitan before 2025), False if
-    embedding and head are two (verl); None for the default of the engine."""
+    one_root: bool = False
+    """True if embedding, final norm and head are one FSDP unit (torchtitan before 2025)."""
+    apart: bool = False
+    """True if embedding and head are two FSDP units in transformers, where they are one otherwise
+    (verl, Automodel)."""
     gathered_fp8: bool = False
     """True if weights are gathered in 8 bits (torchao)."""
 

@@ -67,6 +67,7 @@ _PHRASES: Mapping[str, str] = {
     "overlap.tensor": "overlapped tensor-parallel communication (--tp-comm-overlap)",
     "states.bucket": "parameters of a gradient bucket (--ddp-bucket-size)",
     "states.one_root": "embedding and head as one unit",
+    "states.apart": "embedding and head as two units",
     "kernels.fused_norms": "norms of one kernel",
     "quirks.stage_outputs": "logits that the last stage keeps",
 }

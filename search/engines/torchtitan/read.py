@@ -333,7 +333,7 @@ def read_titan(
             states=States(
                 keeper="torchtitan" if zero else "ddp",
                 each_micro_batch=degrees.pp == 1,
-                one_root=True if generation == "2024" else None,
+                one_root=generation == "2024",
                 gathered_fp8=gathered,
             ),
             kernels=Kernels(

@@ -99,7 +99,7 @@ def shaped(run: Run, shape: Shape) -> Run:
     states, optimizer = runtime.states, runtime.optimizer
     if states.keeper == "accelerate" and run.split.zero:
         wide = shape.wide_gradients or None
-        states = replace(states, wide_gradients=wide, one_root=False if shape.apart else None)
+        states = replace(states, wide_gradients=wide, apart=shape.apart)
     if shape.narrow and optimizer.master_bytes:
         optimizer = of_narrow_weights(optimizer)
     kernels = replace(kernels, loss=shape.loss, quirks=quirks)

@@ -80,7 +80,7 @@ def test_a_recipe(tmp_path: Path) -> None:
     assert (run.strategy.micro_batch, run.strategy.micro_batches) == (8, 1)
     optimizer, states = run.runtime.optimizer, run.runtime.states
     assert (optimizer.master_bytes, optimizer.moments_bytes) == (0, 4)
-    assert (states.wide_gradients, states.one_root) == (True, False)
+    assert (states.wide_gradients, states.apart) == (True, True)
     assert (run.kernels.loss, run.kernels.quirks.logit_bytes) == ("whole", 12)
     wide = run_in(checked(tmp_path, {"model.torch_dtype": "float32"}))
     assert (wide.runtime.optimizer.master_bytes, wide.runtime.optimizer.moments_bytes) == (4, 8)
@@ -127,7 +127,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert run.runtime.adapters is not None
     assert (run.runtime.adapters.rank, len(run.runtime.adapters.targets)) == (16, 6)
     # frozen tables stay in the root
-    assert (run.runtime.optimizer.master_bytes, run.runtime.states.one_root) == (0, None)
+    assert (run.runtime.optimizer.master_bytes, run.runtime.states.apart) == (0, False)
     wide = run_in(checked(tmp_path, {**lora, "model.torch_dtype": "float32"}))
     assert wide.runtime.adapters is not None
     assert wide.runtime.adapters.wide

@@ -67,7 +67,7 @@ def test_a_command(tmp_path: Path) -> None:
     # gradients are reduced after each micro-batch, in fp32
     states = run.runtime.states
     assert (states.each_micro_batch, states.wide_gradients) == (True, True)
-    assert states.one_root is False
+    assert states.apart
     assert run.runtime.optimizer.master_bytes == 4
     assert (run.kernels.quirks.logit_bytes, run.kernels.repeated_heads) == (2, False)
     later = checked(tmp_path, "engine.use_no_sync_for_gradient_accumulation=True")
@@ -82,7 +82,7 @@ def test_defaults(tmp_path: Path) -> None:
     run = run_in(read_checked(str(tmp_path / "run.sh"), world_size=None, gpu="h100-80gb"))
     assert (run.strategy.gpus, run.strategy.global_batch, run.seq_length) == (4, 256, 1024)
     assert (run.strategy.micro_batch, run.runtime.states.flat) == (8, True)
-    assert run.runtime.states.one_root is None
+    assert not run.runtime.states.apart
     assert not run.runtime.optimizer.fused
 
 
