@@ -460,7 +460,7 @@ def _batch_lines(found: UniformResult, reached: GoalResult | None) -> list[str]:
 
 def _shared(batch: int, world: int) -> str:
     most = math.gcd(batch, world)
-    return f"on {world} GPUs a global batch of {batch} has {most} data-parallel ranks at most"
+    return f"on {world} GPUs a global batch of {batch} has a data-parallel degree of {most} at most"
 
 
 def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:

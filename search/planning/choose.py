@@ -375,7 +375,8 @@ def chosen(
     try:
         found = answer(question, shares, spaces=spaces)
     except RuleError as error:
-        if not route.layered or request.degrees.any_given:
+        helps = any(one.remedy and "--engine" not in one.remedy for one in error.broken)
+        if not route.layered or request.degrees.any_given or helps:
             raise
         # rules on files of uniform plans are no rules of per-layer plans
         try:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.whole
 
 def test_rows_with_settings_have_the_ledgers_price_when_they_are_read_back() -> None:
     """Of 161 rows seven train adapters, which no Bridge file of ours says; one breaks a rule of its
-    engine, and one loses its overlap, as its export says."""
+    engine."""
     rows, settings = read_runs()
     found = Counter[str]()
     for entry in price_rows([(line, row) for line, row in rows if line in settings], settings):
@@ -31,10 +31,7 @@ def test_rows_with_settings_have_the_ledgers_price_when_they_are_read_back() -> 
         except InputError:
             found["refused"] += 1
             continue
-        if any(loss.field == "overlap.tensor" for loss in export.losses):
-            found["with losses"] += 1
-            continue
         seconds = step_time(machine, job_of_run(export.runs)).total_s
         assert seconds == pytest.approx(entry.step.total_s, rel=1e-12), entry.line
         found["equal"] += 1
-    assert found == {"equal": 152, "refused": 8, "with losses": 1}
+    assert found == {"equal": 153, "refused": 8}
