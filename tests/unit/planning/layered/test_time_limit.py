@@ -163,4 +163,4 @@ def test_ctrl_c_while_tables_are_priced() -> None:
     """At once, without any limit."""
     big = planner(max_pp_deg=4)
     with interrupted(0.1):
-        big.solve(global_batch_sizes=range(64, 4096, 16))
+        big.solve(global_batch_sizes=range(64, 4096, 4))
