@@ -139,7 +139,7 @@ class Watch:
                 elif self._rank:
                     self._exit_if_ended()
                 elif self._store.check(["error/1"]):
-                    self._end(self._on_report())
+                    self._end(self._on_report_of_others())
         except Exception as error:  # the store is gone, and the launcher with it
             if self._closed.is_set():  # normal if rank 0 has already left
                 return
@@ -168,6 +168,16 @@ class Watch:
         if number == signal.SIGTERM and (found := self._cause()):
             return found
         return self._trouble(f"interrupted ({number.name})", 128 + number)
+
+    def _on_report_of_others(self) -> Trouble:
+        """Return the reported trouble, or Ctrl-C if it reaches this rank within two beats, too."""
+        *_, exit_code, _ = self._reports()[0]
+        if exit_code == 0:
+            # Ctrl-C is typed for all ranks, and another one may be the first to see it
+            ready, _, _ = select.select([self._reader], [], [], 2 * self._beat_s)
+            if ready and signal.SIGINT in os.read(self._reader, 64):
+                return self._on_signal(signal.SIGINT)
+        return self._on_report()
 
     def _on_report(self) -> Trouble:
         """Return the cause of the first reported trouble, or the report itself."""

@@ -46,16 +46,13 @@ class Fault:
     rank: int | None
     """None is the launcher, which passes it on, as when Ctrl-C is typed."""
     says: str
-    also: str = ""
-    """Words used if the other rank reports the signal first; empty: none."""
     marks: bool = True
     """Whether the cell in flight is marked as failed: only rank 0 can."""
 
 
 KILLED = Fault(number=signal.SIGKILL, rank=1, says=f"rank 1 on host {HOST} stopped answering")
 HUNG = Fault(number=signal.SIGSTOP, rank=1, says=f"rank 1 on host {HOST} stopped answering")
-OTHER_FIRST = f"interrupted: rank 1 on host {HOST} received SIGINT"
-CTRL_C = Fault(number=signal.SIGINT, rank=None, says="interrupted (SIGINT)", also=OTHER_FIRST)
+CTRL_C = Fault(number=signal.SIGINT, rank=None, says="interrupted (SIGINT)")
 FIRST_KILLED = Fault(
     number=signal.SIGKILL, rank=0, says=f"rank 0 on host {HOST} stopped answering", marks=False
 )
@@ -63,7 +60,9 @@ FIRST_HUNG = Fault(
     number=signal.SIGSTOP, rank=0, says=f"rank 0 on host {HOST} stopped answering", marks=False
 )
 ENDED = Fault(number=signal.SIGTERM, rank=0, says="interrupted (SIGTERM)")
-OTHER_ENDED = Fault(number=signal.SIGINT, rank=1, says=OTHER_FIRST)
+OTHER_ENDED = Fault(
+    number=signal.SIGINT, rank=1, says=f"interrupted: rank 1 on host {HOST} received SIGINT"
+)
 
 
 class Reader:
@@ -137,7 +136,7 @@ def strike(out: Path, fault: Fault, *options: str, start: Start = Launch) -> Non
     assert reader.num_read > 0
     assert done.code != 0
     assert took_s < LATE_S
-    says = check_said(done, fault, out)
+    check_said(done, fault, out)
 
     after = measured(*documents)
     assert {key: after[key] for key in before} == before
@@ -147,20 +146,18 @@ def strike(out: Path, fault: Fault, *options: str, start: Start = Launch) -> Non
     newest = [m for path in documents for m in runs(path)[-1]["measurements"]]
     failed = {m["key"]: m["reason"] for m in newest if m["status"] != "ok"}
     # what is said names the host, what is stored its label
-    stored = says.replace(f"host {HOST}", f"host {host_labels([HOST], out)[HOST]}")
+    stored = fault.says.replace(f"host {HOST}", f"host {host_labels([HOST], out)[HOST]}")
     assert failed == ({plan[len(after)]: stored} if fault.marks else {})
 
 
-def check_said(done: Finished, fault: Fault, out: Path) -> str:
-    """Return what happened; check that one sentence says it, what is kept and what to do."""
+def check_said(done: Finished, fault: Fault, out: Path) -> None:
+    """Check that one sentence says what happened, what is kept and what to do."""
     assert len(done.said) == 1, done.stderr
     said = done.said[0]
-    says = fault.also if fault.also and fault.also in said else fault.says
-    assert said.startswith(f"autopar: {says}, during ")
+    assert said.startswith(f"autopar: {fault.says}, during ")
     assert said.endswith(
         f"can be found in {out}, and the same command with --resume measures the rest"
     )
-    return says
 
 
 def complete(out: Path, planted: Collection[bytes] = (), start: Start = Launch) -> Finished:

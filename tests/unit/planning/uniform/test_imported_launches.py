@@ -143,11 +143,14 @@ def test_compiled_layers_are_priced_as_such() -> None:
         assert price["step_time_s"] == pytest.approx(checked["step_time_s"])
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [("states", "bucket", 1 << 22), ("overlap", "gradients", False)]
+)
 def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
-    capsys: pytest.CaptureFixture[str],
+    section: str, name: str, value: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--evaluate` and `autopar-export` take it, and what they make of it is the same run."""
-    run = told(MEGATRON, states={"bucket": 1 << 22})
+    run = told(MEGATRON, **{section: {name: value}})
     files_of(run, "megatron")
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
     stored = json.loads(Path("back.json").read_text())
@@ -157,7 +160,7 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     assert export.run(["back.json", "--out", "out"]) == 0
 
     again = json.loads(Path("again.json").read_text())
-    assert again["launch"]["settings"] == {"runtime.states.bucket": 1 << 22}
+    assert again["launch"]["settings"] == {f"runtime.{section}.{name}": value}
     assert again["launch"]["predicted"] == stored["price"]
     # the object of --json is a file of the launch as well
     assert read_launch("again.json").run == read_launch("back.json").run

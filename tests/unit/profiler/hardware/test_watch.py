@@ -310,6 +310,19 @@ def test_a_signal_to_all(tmp_path: Path, number: signal.Signals) -> None:
     assert [outcome.code for outcome in found] == [128 + number] * 2
 
 
+def test_a_signal_to_all_that_another_rank_sees_first(tmp_path: Path) -> None:
+    """Ctrl-C is named as such, although the report of rank 1 is there before rank 0 gets it."""
+
+    def press(processes: Sequence[BaseProcess]) -> None:
+        to_rank(signal.SIGINT, 1)(processes)
+        time.sleep(0.25)  # rank 0 looks for reports every 0.2 s
+        to_rank(signal.SIGINT, 0)(processes)
+
+    found = outcomes(tmp_path, work, press)
+    assert only_voice(found)["sentence"] == "interrupted (SIGINT)"
+    assert found[0].code == 130
+
+
 def test_a_signal_to_another_rank(tmp_path: Path) -> None:
     """Rank 0 says who was told to end."""
     found = outcomes(tmp_path, work, to_rank(signal.SIGTERM, 1))

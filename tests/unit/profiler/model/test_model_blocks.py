@@ -18,6 +18,7 @@ from autopar.run.model import (
     is_hybrid,
     padded_vocab_size,
     parameter_count,
+    refuse_hybrid,
 )
 from profiler.model.layers.sharding import Sharding
 from tests.plan_cases import T5
@@ -191,7 +192,9 @@ def test_published_layers_have_the_parameters_of_their_specs(name: str) -> None:
 
     spec = parse_hugging_face(Path(name), PUBLISHED[name]["config"])
     if is_hybrid(spec):
-        return  # profile-model refuses it as a whole
+        with pytest.raises(InputError, match=spec.name):
+            refuse_hybrid(spec, "profile-model")
+        return
     for layer in spec.layers:
         if layer.value_norms:  # Gemma 4
             with pytest.raises(InputError, match="not supported"):
