@@ -136,7 +136,8 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
     known = [*machine.kernels.section.attention]
     kernel = draw.choice([None, "unfused", *known])
     preferred = next(name for name in (*machine.stack.attention, *known) if name in known)
-    unfused = "unfused" in (kernel, *machine.stack.attention[:1]) or precision == "fp32"
+    usual = next(name for name in machine.stack.attention if name in (*known, "unfused"))
+    unfused = "unfused" in (kernel, usual) or precision == "fp32"
     if cp > 1 and unfused and kernel not in known:
         kernel = preferred  # attention that writes its scores supports no rings
     blocks = tuple(_block(draw, tp) for _ in range(draw.choice((1, 1, 2))))
