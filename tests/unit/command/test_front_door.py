@@ -54,6 +54,13 @@ def test_help_names_every_command(golden: Callable[[str, str], None]) -> None:
     golden("autopar_help.txt", done.stdout)
 
 
+def test_module_runs_the_command() -> None:
+    """`python -m autopar` serves where scripts of the environment are not on the path."""
+    words = [sys.executable, "-m", "autopar", "search", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == door("search", "--help").stdout != ""
+
+
 @pytest.mark.whole
 def test_a_command_behind_the_door_is_the_command() -> None:
     """The same code answers, under the same name."""
