@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autopar.price import workspaces
-from autopar.price.allocator import reserved_bytes, rounding_bytes
+from autopar.price.allocator import reserved_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.peak import Moment, PeakBreakdown, gathered_bytes, peak_of, peaks
 from autopar.price.sharded_peak import MemoryItem, sharded_moments, sharded_parts
@@ -136,7 +136,7 @@ def _named(part: MemoryItem) -> Term:
 
 
 def _state_terms(run: Run, states: States) -> Iterator[Term]:
-    expandable, fp4 = run.runtime.allocator.expandable, run.runtime.precision.fp4
+    fp4 = run.runtime.precision.fp4
     sharding = "--use-distributed-optimizer, --num-distributed-optimizer-instances"
     yield Term(name="weights", num_bytes=states.weights_bytes, switch="--bf16, --fp16")
     yield Term(
@@ -152,11 +152,8 @@ def _state_terms(run: Run, states: States) -> Iterator[Term]:
         switch="--fp4-format, --fp4-param-gather" if fp4 else "--fp8-format, --fp8-param-gather",
     )
     yield Term(name="fp32 gradients of fp16", num_bytes=states.unscaled_bytes, switch="--fp16")
-    yield Term(
-        name="rounding to blocks",
-        num_bytes=rounding_bytes(states.allocations, expandable=expandable),
-        switch="PYTORCH_CUDA_ALLOC_CONF",
-    )
+    rounding = states.rounding_bytes(run)
+    yield Term(name="rounding to blocks", num_bytes=rounding, switch="PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _kept_terms(run: Run, stage: int) -> Iterator[Term]:

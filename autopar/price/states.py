@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from autopar.price.allocator import rounding_bytes
 from autopar.price.parameters import (
     Weight,
     embedding_and_head_weights,
@@ -93,6 +94,10 @@ class States(Record):
             + self.copies_bytes
             + self.unscaled_bytes
         )
+
+    def rounding_bytes(self, run: Run) -> int:
+        """Return allocated minus requested bytes of all states."""
+        return rounding_bytes(self.allocations, expandable=run.runtime.allocator.expandable)
 
 
 def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
@@ -192,16 +197,9 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     made: list[int] = []
     for buffer in buffers:
         own = buffer.elements // buffer.replicas
-        # low-precision weights have a second, transposed copy; 16-bit weights have two copies
-        low = buffer.quantized if precision.low_precision else 0
-        eighth = math.ceil(low * precision.low_bytes)
-        transposed = 0 if _needs_no_transpose(run) else eighth
-        stored = buffer.elements * (4 if buffer.wide else element)
-        if precision.low_weights:
-            stored -= low * element - eighth
-            copies += transposed
-        elif eighth:
-            copies += eighth + transposed
+        saved, copied = low_precision_bytes(run, buffer.quantized)
+        stored = buffer.elements * (4 if buffer.wide else element) - saved
+        copies += copied
         weights += stored
         # ZeRO-2 keeps only the rank's shard of reduced gradients
         summed = own if zero == 2 else buffer.elements
@@ -249,6 +247,21 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
         unscaled_bytes=unscaled,
         allocations=tuple(made),
     )
+
+
+def low_precision_bytes(run: Run, quantized: int) -> tuple[int, int]:
+    """Return (bytes less of stored weights, bytes of copies) that GEMMs of 8 or 4 bits cause.
+
+    Low-precision weights have a second, transposed copy; 16-bit weights have two copies.
+
+    quantized : parameters of such GEMMs
+    """
+    precision = run.runtime.precision
+    low = math.ceil(quantized * precision.low_bytes) if precision.low_precision else 0
+    transposed = 0 if _needs_no_transpose(run) else low
+    if low and precision.low_weights:
+        return quantized * precision.element_bytes - low, transposed
+    return 0, low + transposed
 
 
 def widened_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:

@@ -528,11 +528,12 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
 
 Kind = Literal[
     "plain", "hybrid", "sparse", "reused", "wide", "convolution", "shared", "kimi", "packed",
-    "recipe", "tuned", "synced",
+    "recipe", "tuned", "synced", "narrow",
 ]  # fmt: skip
 """Kind of questions: of Megatron-LM's models alone, of those of transformers alone (`wide`,
-`convolution`, `shared`, `kimi`), of torchtitan's adapters (`recipe`), of optimizers of fine-tuning
-(`tuned`), or of gradients that accelerate reduces after each micro-batch (`synced`)."""
+`convolution`, `shared`, `kimi`), of torchtitan's adapters (`recipe`), or of optimizers of
+fine-tuning (`tuned`). Gradients that accelerate reduces after each micro-batch are `synced`, GEMMs
+of 8 and 4 bits in Megatron-LM `narrow`."""
 TUNED: tuple[tuple[str, TrainingSettings], ...] = (
     *(
         ("deepspeed", TrainingSettings(optimizer=name))
@@ -587,6 +588,8 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         engine, seed = engine_space(name), seed * 8
     elif kind == "synced":
         engine, stages, training = SYNCED, [1], TrainingSettings(pure_bf16=seed % 2 == 0)
+    elif kind == "narrow":
+        engine, training = spaces()[0], TrainingSettings()
     elif kind in _OF_MEGATRON:
         if training.lora_rank is not None or seed % 8 == 2:
             seed, training = seed + 1, _training(seed + 1)
@@ -651,6 +654,10 @@ def _drawn(seed: int, draw: random.Random, most: int, kind: Kind) -> Question | 
         zero=zero or draw.choice([None, None, None, (1, 2), (3,)]),
         dp_replicate=copies,
     )
+    if kind == "narrow":
+        card = draw.choice(_CARDS[1:])
+        narrow = [one for one in engine.precisions(card) if one != "bf16"]
+        job, fixed = replace(job, gpu=card), replace(fixed, precision=(draw.choice(narrow),))
     target = Target(
         machine=machine_of(load_card(card), load_stack(engine.stack)),
         accuracy=load_accuracy(),

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.whole
 
 SEEDS = 40
 MORE_SEEDS = 300
-MUTATED_SEEDS = (33, 37, 43, 75, 111, 134, 140, 163, 184, 190, *range(30))
+MUTATED_SEEDS = (33, 37, 43, 75, 111, 134, 140, 163, 175, 184, 190, *range(30))
 
 
 @lru_cache(maxsize=64)
@@ -312,8 +312,7 @@ def test_the_smallest_plan_is_small_without_time(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(
-    pytest.param(seed, marks=pytest.mark.slow)
-    for seed in range(6, 100)
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 100)
 )])  # fmt: skip
 def test_the_answer_with_sparse_attention_is_that_of_pricing_everything(seed: int) -> None:
     """With and without a loss of the indexer, experts and MTP."""
@@ -358,6 +357,15 @@ def test_the_answer_with_an_optimizer_of_fine_tuning_is_that_of_pricing_everythi
 def test_the_answer_with_synced_gradients_is_that_of_pricing_everything(seed: int) -> None:
     """accelerate keeps no gradients of earlier micro-batches; each reduces its own."""
     found = question(seed, kind="synced")
+    check(found, fresh(found))
+
+
+@pytest.mark.parametrize("seed", [*range(8), *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 120)
+)])  # fmt: skip
+def test_the_answer_of_narrow_products_is_that_of_pricing_everything(seed: int) -> None:
+    """Weights of 16 bits have copies in 8 or 4 bits, except with ZeRO-3."""
+    found = question(seed, most=40, kind="narrow")
     check(found, fresh(found))
 
 
@@ -410,18 +418,8 @@ def test_questions_are_of_all_kinds() -> None:
     assert binds >= 0.2 * SEEDS
     assert sum(found is None for found in best) >= 0.1 * SEEDS
     launches = [launch.choice for one in every for launch in one.priced]
-    for name in (
-        "pp",
-        "tp",
-        "cp",
-        "cp_kind",
-        "ep",
-        "etp",
-        "vpp",
-        "schedule",
-        "micro_batch",
-        "zero",
-    ):
+    names = "pp tp cp cp_kind ep etp vpp schedule micro_batch zero"
+    for name in names.split():
         assert len({getattr(choice, name) for choice in launches}) > 1, name
     assert {one.uniform.engine.name for one in every} == {
         "megatron", "torchtitan", "deepspeed", "accelerate"
@@ -436,21 +434,20 @@ def test_questions_are_of_all_kinds() -> None:
     assert any(one.uniform.job.model.attention.latent for one in every)
 
 
-def test_the_first_stage_is_bounded_closely() -> None:
+@pytest.mark.parametrize(("kind", "least"), [("plain", 0.95), ("narrow", 0.98)])
+def test_the_first_stage_is_bounded_closely(kind: Kind, least: float) -> None:
     """Of Megatron-LM's launches bounds are a few percent below the count, where it matters."""
     ratios = []
-    for seed in range(SEEDS):
-        found, uniform = asked(seed), asked(seed).uniform
-        if uniform.engine.name != "megatron":
-            continue
+    for seed in range(SEEDS if kind == "plain" else 8):
+        found = asked(seed) if kind == "plain" else question(seed, most=40, kind=kind)
+        prices = found.uniform.prices
         for one in found.priced:
-            unit = uniform.prices.unit(one.choice)
-            arrangement = arrangement_of(unit, one.choice)
-            sizes = uniform.prices.least_bytes(unit, one.choice, arrangement)[0]
-            if one.choice.recompute in uniform.prices.words:
-                at = uniform.prices.words.index(one.choice.recompute)
+            if prices.engine.name == "megatron" and one.choice.recompute in prices.words:
+                unit = prices.unit(one.choice)
+                sizes = prices.least_bytes(unit, one.choice, arrangement_of(unit, one.choice))[0]
+                at = prices.words.index(one.choice.recompute)
                 ratios.append(sizes[at] / max(one.peaks))
-    assert np.median(ratios) > 0.95
+    assert np.median(ratios) > least
 
 
 def scaled(function: Callable[..., object], factor: float) -> Callable[..., object]:
@@ -552,8 +549,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
             ())
     ),
     "heads are never exchanged": (
-        space.UniformSearchSpace, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
-    ),
+        space.UniformSearchSpace, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]),
     "transfers never run beside products": (
         expansion.CandidateExpander, "overlaps", lambda old: lambda self, choice: old(self,
             choice)[:1]
@@ -611,6 +607,11 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "every host is taken to have room": (
         Target, "host_fits", lambda old: lambda self, host_bytes: True
+    ),
+    "counted blocks of the allocator waste more": (
+        cost_model.UniformCostModel, "rounding_of", lambda old: lambda self, choice: [
+            more + 1e9 for more in old(self, choice) or ()
+        ] or None,
     ),
     "a sharding is left out": (
         expansion.CandidateExpander, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]

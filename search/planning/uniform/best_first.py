@@ -696,18 +696,15 @@ class _Search:
     def accept(self, entry: _QueueEntry) -> None:
         """Count the memory of a candidate with an exact step time and accept it if it fits."""
         choice = entry.choice
-        run = self.prices.run(choice)
-        self.counted += 1
         assert entry.unit is not None, "a launch has a unit"
         # of equal stages the first has the most live micro-batches, so its peak is the largest
         stages = arrangement_of(entry.unit, choice).at
-        for stage in stages:
-            peak = self.prices.account(choice, stage, run).peak_bytes
-            if self.target.oom_probability(run, peak) > self.target.oom_risk:
-                if self.openings.can_offload(choice.recompute):
-                    # less offload is no slower, so sets with more are pushed only now
-                    self.open_sets(choice, entry.unit)
-                return
+        if not self.fits(choice, entry.unit, stages):
+            if self.openings.can_offload(choice.recompute):
+                # less offload is no slower, so sets with more are pushed only now
+                self.open_sets(choice, entry.unit)
+            return
+        run = self.prices.run(choice)
         solution = self.solution(choice, run, stages)
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
@@ -719,6 +716,20 @@ class _Search:
         if not self.found and self.least_s is None:
             self.least_s = self.least_of(entry)
         self.found[family_of(choice)] = solution
+
+    def fits(self, choice: Candidate, unit: DegreeTimes, stages: Sequence[int]) -> bool:
+        """Return True if the exact memory of these stages is within the OOM probability limit."""
+        if self.prices.rounding_of(choice) is not None and not self.openings.fits(unit, choice):
+            # the bound has risen since the candidate was pushed
+            return False
+        run = self.prices.run(choice)
+        self.counted += 1
+        for stage in stages:
+            peak = self.prices.account(choice, stage, run).peak_bytes
+            if self.target.oom_probability(run, peak) > self.target.oom_risk:
+                self.prices.count_rounding(choice, run, stages)
+                return False
+        return True
 
     def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
         """Return a candidate with its step time and the memory of these stages."""

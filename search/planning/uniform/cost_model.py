@@ -20,6 +20,8 @@ from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.price.account import Account, account_of
 from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
+from autopar.price.parameters import stage_weights
+from autopar.price.states import states_of
 from autopar.price.step import (
     LayerTimeCache,
     embedding_and_head_s,
@@ -85,6 +87,7 @@ from search.planning.uniform.bounds.live import (
     spread_stages,
     stage_rows,
 )
+from search.planning.uniform.bounds.states import StateBytes
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
     MemoryBounds,
@@ -92,7 +95,6 @@ from search.planning.uniform.memory import (
     OffloadBounds,
     RecomputedModules,
     StageBytes,
-    StateBytes,
 )
 
 Pipeline = tuple[Schedule, int]
@@ -136,6 +138,7 @@ class UniformCostModel:
         self._trains: dict[object, bool] = {}
         self._runs: dict[object, bool] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
+        self._roundings: dict[object, list[int]] = {}
         self._timings: dict[Candidate, Timing | None] = {}
         self._accounts: dict[tuple[Candidate, int], Account] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
@@ -618,7 +621,39 @@ class UniformCostModel:
         key = (unit, choice)
         if key not in self._layouts_bytes:
             self._layouts_bytes[key] = self._bytes_of_stages(unit, choice, arrangement)
-        return self._layouts_bytes[key]
+        found, more = self._layouts_bytes[key], self.rounding_of(choice)
+        if more is None:
+            return found
+        return [
+            one._replace(words=one.words + rounding, blocks=one.blocks + rounding)
+            for one, rounding in zip(found, more, strict=True)
+        ]
+
+    def rounding_of(self, choice: Candidate) -> list[int] | None:
+        """Return the rounding of the states to allocator blocks by distinct stage, bytes.
+
+        None before `count_rounding` for a candidate with these states.
+        """
+        return self._roundings.get(self._same_states(choice))
+
+    def count_rounding(self, choice: Candidate, run: Run, stages: Sequence[int]) -> None:
+        """Let the memory bounds of candidates with these states include their rounding to blocks.
+
+        It takes as long as an exact count, so it is known only where one has exceeded the memory.
+
+        run, stages : run of the candidate, and its distinct stages
+        """
+        key = self._same_states(choice)
+        if key not in self._roundings and not run.kernels.torch_layers:
+            self._roundings[key] = [
+                states_of(run, stage_weights(run, stage)).rounding_bytes(run) for stage in stages
+            ]
+
+    def _same_states(self, choice: Candidate) -> object:
+        """Return a key that candidates with the same model states in the same layout share."""
+        several = self.micro_batches(choice) > 1
+        same = replace(choice, micro_batch=1, global_batch=1, recompute=NONE, offload=NONE)
+        return (same, several)
 
     def _bytes_of_stages(
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement

@@ -449,7 +449,7 @@ class CandidateExpander:
         of = np.array([of for _, of, _, _ in rows], dtype=np.int64)
         numbers = [(one.pp, prices.micro_batches(one)) for _, one in shardings]
         pp, micro_batches = np.array(numbers, dtype=np.int64).reshape(-1, 2)[of].T
-        states = np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 4)
+        states = np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 5)
         return StageCandidate(
             stages=tuple(one.pp for one, _ in staged),
             shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
@@ -586,7 +586,12 @@ class CandidateExpander:
         return found
 
     def fits(self, unit: DegreeTimes, choice: Candidate) -> bool:
-        """Return True if a layout with its recomputation may fit without activation offload."""
+        """Return True if a layout with its recomputation and offload may fit."""
+        if choice.offload != NONE:
+            plain = replace(choice, recompute=NONE, offload=NONE)
+            of_sets, most = self._sets_bytes(unit, plain, self.prices.words.index(choice.recompute))
+            one = self.prices.hosted.words.index(choice.offload)
+            return bool(of_sets[one] <= most[one])
         sizes = self.sizes(unit, choice)
         limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
@@ -596,7 +601,7 @@ class CandidateExpander:
 
     def sizes(self, unit: DegreeTimes, choice: Candidate) -> PolicyBytes:
         """Return lower bounds of the peak stage's memory, bytes, one per recomputation policy."""
-        key = (unit, choice)
+        key = (unit, choice, self.prices.rounding_of(choice) is None)
         found = self._sizes.get(key)
         if found is None:
             arrangement = arrangement_of(unit, choice)

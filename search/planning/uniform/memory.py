@@ -20,26 +20,33 @@ from autopar.price import torch_layers, workspaces
 from autopar.price.activations import (
     copied_qkv_bytes,
     input_bytes,
+    offloaded_bytes,
     offloaded_parts,
     saved_parts,
 )
 from autopar.price.allocator import recycled_bytes
 from autopar.price.oom_risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
-from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
+from autopar.price.parameters import chunk_weights, layer_weights
 from autopar.price.peak import (
     backward_bytes,
     deferred_head_bytes,
     expert_dispatch_bytes,
     head_bytes,
 )
-from autopar.price.sharded_peak import unsharded_bytes
-from autopar.price.states import layout_of_run
 from autopar.records import Record, replace
 from autopar.run.architecture import Layer, without_window
-from autopar.run.run import RankLayer, Run
+from autopar.run.run import RankLayer, Run, run_with_split
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
 from search.engines.candidate import FULL, NONE, recomputation_of
 from search.planning.uniform.bounds.live import StageEnds, StageRows
+from search.planning.uniform.bounds.states import (
+    StateBytes,
+    copied_bytes,
+    frozen_states_of_run,
+    frozen_weight_bytes,
+    states_of_run,
+    trained_elements,
+)
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 
@@ -85,6 +92,7 @@ class RecomputedModules:
     """
 
     def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
         sets = [() if word in (NONE, FULL) else tuple(word.split("+")) for word in words]
         self.names = tuple(dict.fromkeys(name for one in sets for name in one))
         self._has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
@@ -154,17 +162,6 @@ class StageBytes(NamedTuple):
     None for PyTorch layers, and on the last stage of models with MTP modules."""
 
 
-class StateBytes(NamedTuple):
-    """Bytes that a rank keeps per trained parameter, and the part of frozen weights it keeps."""
-
-    dense: float
-    experts: float
-    """Bytes per trained parameter of dense layers and of experts."""
-    frozen: float
-    frozen_experts: float
-    """Part of the frozen weights of dense layers and of experts, 0 to 1."""
-
-
 class LayerBytes(Record, eq=False):
     """Bytes and parameters of one layer on a rank, by layer type, for one micro-batch."""
 
@@ -184,20 +181,23 @@ class LayerBytes(Record, eq=False):
     frozen: F64
     frozen_experts: F64
     """Bytes of unsharded frozen weights, dense and of experts, shape [layer types]."""
+    copies: F64
+    """Bytes of low-precision copies of weights, shape [layer types]."""
 
     def without_activations(self, states: StateBytes | F64) -> F64:
         """Return the bytes of one layer without its activations, by layer type.
 
-        states : results of `MemoryBounds.state_bytes`, or an array of them, shape [4, i, 1];
+        states : results of `MemoryBounds.state_bytes`, or an array of them, shape [5, i, 1];
             the result has shape [layer types], or [i, layer types].
         """
-        dense, experts, frozen, frozen_experts = states
+        dense, experts, frozen, frozen_experts, copies = states
         found: F64 = (
             self.static
             + dense * self.dense
             + experts * self.experts
             + frozen * self.frozen
             + frozen_experts * self.frozen_experts
+            + copies * self.copies
         )
         return found
 
@@ -224,6 +224,7 @@ class _Layer(NamedTuple):
     experts: float
     frozen: float
     frozen_experts: float
+    copies: float
 
 
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
@@ -272,9 +273,9 @@ class MemoryBounds:
         self._torch = run.kernels.torch_layers
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
-        self._tables: dict[object, tuple[float, float, float, float]] = {}
+        self._tables: dict[object, tuple[float, ...]] = {}
         self._known_ends: dict[StageEnds, int] = {}
-        self._bytes_of_ends = np.zeros((0, 7))
+        self._bytes_of_ends = np.zeros((0, 8))
         """Results of `_of_ends` by the indices in `_known_ends`."""
         self.sizes = self._sizes()
 
@@ -296,6 +297,7 @@ class MemoryBounds:
             experts=np.array([one.experts for one in every]),
             frozen=np.array([one.frozen for one in every]),
             frozen_experts=np.array([one.frozen_experts for one in every]),
+            copies=np.array([one.copies for one in every]),
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
@@ -304,8 +306,8 @@ class MemoryBounds:
         if key in self._known:
             return cast(_Layer, self._known[key])
         weights = layer_weights(at)
-        dense, of_experts = _elements(weights)
-        frozen, frozen_experts = _frozen(self._run, weights)
+        dense, of_experts = trained_elements(weights)
+        frozen, frozen_experts = frozen_weight_bytes(self._run, weights)
         found = _Layer(
             saved=self._by_word(at),
             static=0.0 if self._torch else self._static(number),
@@ -313,6 +315,7 @@ class MemoryBounds:
             experts=of_experts,
             frozen=frozen,
             frozen_experts=frozen_experts,
+            copies=copied_bytes(self._run, weights),
         )
         self._known[key] = found
         return found
@@ -486,17 +489,32 @@ class MemoryBounds:
             found[:, place] += size, recycled_bytes(size, expandable=expandable)
         return found
 
-    @cached_property
-    def least_backward_bytes(self) -> F64:
-        """Net bytes that the backward of a layer without recomputation allocates at least.
+    def backward_bytes(self, word: int) -> F64:
+        """Return the net bytes that the backward of a layer with offload allocates at least.
 
-        Shape [layer types].
+        The bytes that it copies back to the device are not included. Shape [layer types].
+
+        word : index of the recomputation policy
         """
-        return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
+        found = [
+            self._backward(word, at, self._layer_of[kind]) for kind, at in enumerate(self._layers)
+        ]
+        return np.array(found)
 
-    def _made(self, layer: int) -> float:
-        made, freed = backward_bytes(self._run, Chunk(False, (layer,), 0, False))
-        return float(made - freed)
+    def _backward(self, word: int, at: RankLayer, number: int) -> float:
+        """Return the same for a layer; number : its index in the model."""
+        key = ("backward", word, *self._of_experts(at))
+        if key not in self._known:
+            # the bytes that are not copied back are the same for every set
+            own = run_with_split(
+                self._run,
+                recompute=recomputation_of(self._words.words[word]),
+                offload=frozenset(self._hosted.names),
+            )
+            made, freed = backward_bytes(own, Chunk(False, (number,), 0, False))
+            copied = offloaded_bytes(own.rank_layers[number])
+            self._known[key] = float(made - freed - copied)
+        return cast(float, self._known[key])
 
     # ----------------------------------------------------------------------------------------------
 
@@ -523,6 +541,7 @@ class MemoryBounds:
             experts=whole + shared / expert_replicas,
             frozen=frozen + split / replicas,
             frozen_experts=frozen + split / expert_replicas,
+            copies=float(zero < 3),
         )
 
     def of_stages(self, rows: StageRows, *, zero: int, states: StateBytes) -> list[StageBytes]:
@@ -554,7 +573,7 @@ class MemoryBounds:
         `LayerBytes.rows`.
 
         zeros : ZeRO stage of each sharding
-        states : results of `state_bytes`, shape [shardings, 4]
+        states : results of `state_bytes`, shape [shardings, 5]
         """
         saved = rows.live @ self.sizes.rows.T
         of_ends = self._of_ends(rows)
@@ -571,12 +590,17 @@ class MemoryBounds:
         of_ends : results of `_of_ends`
         """
         own = self.sizes.without_activations(states.T[:, :, None])
-        gathered = np.equal(zeros, 3)[:, None] * of_ends[:, 1]
-        found: F64 = own @ rows.layers.T + of_ends[:, 0] + gathered + states @ of_ends[:, 3:].T
+        found: F64 = own @ rows.layers.T + of_ends[:, 0] + states @ of_ends[:, 3:].T
+        if 3 in zeros and not self._torch:
+            # ZeRO-3 gathers the last two layers; the first of them is of any type of the stage
+            each = 2.0 * (self.sizes.dense + self.sizes.experts)
+            other = np.where(rows.layers > 0, each, np.inf).min(axis=1)
+            other[rows.layers.sum(axis=1) < 2] = 0.0
+            found += np.equal(zeros, 3)[:, None] * (of_ends[:, 1] + other)
         return found
 
     def _of_ends(self, rows: StageRows) -> F64:
-        """Return the bytes of stages without layers, shape [rows, 7].
+        """Return the bytes of stages without layers, shape [rows, 8].
 
         They are buffers with the transient bytes of the forward, weights that ZeRO-3 gathers, bytes
         that full recomputation adds, and the results of `_ends`.
@@ -588,7 +612,7 @@ class MemoryBounds:
                 more = max(0.0, self._again - forward) if self._backward_is_first(ends) else 0.0
                 one = (
                     self._fixed_bytes(ends) + forward,
-                    0.0 if self._torch else self._gathered(ends.final),
+                    0.0 if self._torch else self._gathered(ends),
                     more,
                     *self._ends(ends.first, ends.last),
                 )
@@ -601,9 +625,14 @@ class MemoryBounds:
         """Return True if the first backward of a stage is that of its last layer."""
         return not self._torch and not (ends.last and self._run.model.mtp)
 
-    def _gathered(self, kind: int) -> float:
-        """Return the 16-bit weight bytes of one layer, the minimum that ZeRO-3 gathers at once."""
-        return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
+    def _gathered(self, ends: StageEnds) -> float:
+        """Return the 16-bit weight bytes of a stage that ZeRO-3 gathers at once, at least.
+
+        They are those of embedding, final norm, head and the last layer.
+        """
+        around = chunk_weights(self._run, Chunk(ends.first, (), 0, ends.last))
+        layer = self.sizes.dense[ends.final] + self.sizes.experts[ends.final]
+        return 2.0 * float(layer + sum(weight.elements for weight in around))
 
     def _fixed_bytes(self, ends: StageEnds) -> float:
         """Return the steady-state buffer bytes of a stage, such as workspaces and masks."""
@@ -612,8 +641,8 @@ class MemoryBounds:
             self._fixed[key] = self._kept(*key)
         return self._fixed[key]
 
-    def _ends(self, first: bool, last: bool) -> tuple[float, float, float, float]:
-        """Return the parameters and frozen bytes of embedding, head and MTP modules.
+    def _ends(self, first: bool, last: bool) -> tuple[float, ...]:
+        """Return the parameters and other bytes of embedding, head and MTP modules.
 
         They are in the order of `StateBytes`.
         """
@@ -623,13 +652,17 @@ class MemoryBounds:
             # only plans of Megatron-LM train weights of MTP modules
             mtp = self._run.model.mtp if last and not self._torch else 0
             weights = chunk_weights(self._run, Chunk(first, (), mtp, last))
-            found = (*_elements(weights), *_frozen(self._run, weights))
+            frozen, copies = (
+                frozen_weight_bytes(self._run, weights),
+                copied_bytes(self._run, weights),
+            )
+            found = (*trained_elements(weights), *frozen, copies)
             self._tables[key] = found
         return found
 
     @property
-    def embedding(self) -> tuple[float, float, float, float]:
-        """Parameters and frozen bytes of the embedding, in the order of `StateBytes`."""
+    def embedding(self) -> tuple[float, ...]:
+        """Parameters and other bytes of the embedding, in the order of `StateBytes`."""
         return self._ends(True, False)
 
     def _kept(self, present: tuple[bool, ...], first: bool, last: bool) -> float:
@@ -673,25 +706,6 @@ class MemoryBounds:
         return found
 
 
-def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
-    """Return the numbers of trained parameters as (dense, expert)."""
-    # fp32 weights of mixers have other bytes per element, and are few
-    trained = [weight for weight in weights if weight.trained and not weight.wide]
-    return (
-        float(sum(weight.elements for weight in trained if not weight.expert)),
-        float(sum(weight.elements for weight in trained if weight.expert)),
-    )
-
-
-def _frozen(run: Run, weights: Sequence[Weight]) -> tuple[float, float]:
-    """Return the bytes of frozen weights as (dense, expert)."""
-    frozen = [weight for weight in weights if not weight.trained]
-    return (
-        sum(frozen_bytes(run, one) * one.elements for one in frozen if not one.expert),
-        sum(frozen_bytes(run, one) * one.elements for one in frozen if one.expert),
-    )
-
-
 def _parts(at: RankLayer) -> Layer:
     """Return what decides the bytes of a layer: the layer without a sliding window."""
     return without_window(at.layer)
@@ -699,63 +713,3 @@ def _parts(at: RankLayer) -> Layer:
 
 def _is_mixture(at: RankLayer) -> bool:
     return at.layer.experts is not None
-
-
-def frozen_states_of_run(run: Run) -> tuple[float, float]:
-    """Return the (replicated, sharded) parts of frozen weights that ranks keep on the device.
-
-    Both are 0 if weights are offloaded, except for those that FSDP2 gathers.
-    """
-    torch = run.kernels.torch_layers
-    sharded = layout_of_run(run).weights.sharded if torch else run.split.zero == 3
-    stored = 0.0 if run.runtime.optimizer.offload_weights else 1.0
-    if not sharded:
-        return stored, 0.0
-    return (1.0 if torch and unsharded_bytes(run)[1] else 0.0), stored
-
-
-def states_of_run(run: Run, *, staged: bool, several: bool = False) -> tuple[float, float]:
-    """Return (replicated, sharded) state bytes per trained parameter at the end of a forward.
-
-    run : run with one pipeline stage
-    staged, several : True for its bytes with several stages, and with several micro-batches
-    """
-    if run.kernels.torch_layers:
-        return _torch_states(run, staged=staged, several=several)
-    return _megatron_states(run)
-
-
-def _megatron_states(run: Run) -> tuple[float, float]:
-    precision, optimizer, zero = run.runtime.precision, run.runtime.optimizer, run.split.zero
-    element = float(precision.element_bytes)
-    on_device = 1.0 - optimizer.offload
-    master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
-    moments = optimizer.state_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
-    shared = (master if element == 2 else 0.0) + moments
-    # 8-bit and 4-bit weights take at least half a byte
-    stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element
-    whole = stored + precision.gradient_bytes
-    if zero == 0:
-        return whole + shared, 0.0
-    if zero == 3:
-        return 0.0, whole + shared
-    return whole, shared
-
-
-def _torch_states(run: Run, *, staged: bool, several: bool) -> tuple[float, float]:
-    runtime = run.runtime
-    if staged:
-        # `torch.distributed.pipelining` reduces gradients after the last micro-batch
-        states = replace(runtime.states, each_micro_batch=False)
-        run = replace(run, runtime=replace(runtime, states=states))
-    recipe = layout_of_run(run)
-    # gradients of earlier micro-batches exist only if several are accumulated, as in pipelines
-    kept = staged or several
-    there = [
-        entry
-        for name, entry in recipe.kept
-        if name != "gradients" or entry.always or (kept and not (entry.to_host and entry.sharded))
-    ]
-    whole = sum(entry.each_bytes for entry in there if not entry.sharded)
-    shared = sum(entry.each_bytes for entry in there if entry.sharded)
-    return whole + unsharded_bytes(run)[0], shared

@@ -35,8 +35,8 @@ from autopar.units import divisors
 from search.engines.candidate import Candidate, Constraints, Precision, allowed_values
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
+from search.planning.uniform.bounds.states import frozen_states_of_run, states_of_run
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.memory import frozen_states_of_run, states_of_run
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batch sizes searched by default, sequences."""

@@ -163,7 +163,7 @@ class DegreeBlocks:
         *,
         full: bool,
     ) -> F64:
-        """Return the least state bytes of any ZeRO stage by row, as `StateBytes`, shape [rows, 4].
+        """Return the least state bytes of any ZeRO stage by row, as `StateBytes`, shape [rows, 5].
 
         Infinite if no ZeRO stage is allowed. full : True for ZeRO-3 alone, False for the others
         """
@@ -171,7 +171,7 @@ class DegreeBlocks:
         tensor = np.array([one.tp for one in choices])[of]
         experts = np.array([one.ep * one.etp for one in choices])[of]
         precisions = np.array([one.precision for one in choices])[of]
-        found = np.full((len(of), 4), np.inf)
+        found = np.full((len(of), 5), np.inf)
         for precision in {*precisions.tolist()}:
             for staged, several in ((False, False), (False, True), (True, False), (True, True)):
                 some = np.flatnonzero(

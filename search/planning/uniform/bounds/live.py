@@ -141,7 +141,7 @@ class SpreadStages(NamedTuple):
     """Stages with shardings of model states, whose memory is bounded for any layer partition."""
 
     states: F64
-    """Results of `UniformCostModel.states_of`, shape [rows, 4]."""
+    """Results of `UniformCostModel.states_of`, shape [rows, 5]."""
     levels: F64
     times: F64
     """`SpreadLive.levels` and `times`, shape [rows, levels]."""

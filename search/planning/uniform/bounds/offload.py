@@ -223,8 +223,9 @@ def sets_bytes(
         size = one.words[word] - blocks @ one.live
         if one.kind is not None:
             # the backward of a layer first copies its offloaded activations back to the device
-            more = unit.bounds.least_backward_bytes[one.kind] + copied[:, one.kind] - one.forward
-            size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
+            back = copied[:, one.kind]
+            more = unit.bounds.backward_bytes(word)[one.kind] + back - one.forward
+            size += np.where(back > 0, np.maximum(0.0, more), 0.0)
         found.append(size)
     least: F64 = np.max(found, axis=0) * _ROUNDING
     return least
