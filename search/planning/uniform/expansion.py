@@ -137,6 +137,10 @@ class CandidateExpander:
         self._limits: dict[object, tuple[F64, float]] = {}
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
+        self._of_copies = tuple(
+            rule for rule in self.engine.rules if {"dp_replicate", "dp_shard"} & {*rule.over}
+        )
+        """Rules that depend on the number of HSDP replicas."""
 
     def has_pipelines_of(self, fixed: Constraints) -> bool:
         """Return True if stages, pipelines and shardings are those of other constraints."""
@@ -221,20 +225,21 @@ class CandidateExpander:
         inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
         key = (*inner, choice.pp, choice.zero)
         if key not in self._known.copies:
-            numbers = allowed_values(divisors(data), wanted)
-            alone = replace(choice, overlap_experts=False)
-            values = values_of(self.engine, self.job, alone)
-            # rules hold for arrays
-            runs = holds_all(self.engine.rules, {**values, "dp_replicate": np.array(numbers)})
-            self._known.copies[key] = tuple(
+            # as many replicas as ranks would shard nothing
+            numbers = [
                 number
-                for number, legal in zip(
-                    numbers, np.broadcast_to(runs, len(numbers)).tolist(), strict=True
-                )
-                # as many replicas as ranks would shard nothing
+                for number in allowed_values(divisors(data), wanted)
                 if number == 1
-                or (legal and number < data * choice.cp and not (experts and of_experts % number))
-            )
+                or (number < data * choice.cp and not (experts and of_experts % number))
+            ]
+            if self._of_copies and numbers not in ([], [1]):
+                alone = replace(choice, overlap_experts=False)
+                values = values_of(self.engine, self.job, alone)
+                # rules hold for arrays
+                values["dp_replicate"] = np.array(numbers)
+                runs = np.broadcast_to(holds_all(self._of_copies, values), len(numbers)).tolist()
+                numbers = [n for n, legal in zip(numbers, runs, strict=True) if legal or n == 1]
+            self._known.copies[key] = tuple(numbers)
         return self._known.copies[key]
 
     def _runs(self, choice: Candidate) -> bool:
