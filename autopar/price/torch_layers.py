@@ -45,6 +45,7 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False, weighted: b
     own = 0 if given else tokens * width * element
     # diffusers has `torch.nn.RMSNorm`, which runs as one kernel on a GPU
     fused = run.model.has_patches or (torchtitan and kernels.fused_norms)
+    fused = fused or not kernels.quirks.saved_norms
     if kernels.compiled or kernels.liger or fused:
         return own + 4 * tokens
     # the normed input is saved for the weight gradient, which a frozen weight does not have

@@ -273,6 +273,9 @@ class Quirks(Record):
     logit_bytes: Positive | None = 12
     """Bytes per logit of an eager loss in fp32: its output and two gradients. None: between 12 and
     18, as loops of scripts hold the output of the model, which transformers before 4.45 copies."""
+    saved_norms: bool = True
+    """True if norms of layers of transformers save their input in fp32, and the normed input; False
+    if they save their input alone (NeMo Automodel)."""
     stage_outputs: bool = False
     """True if the last stage keeps the logits of all micro-batches (torch before 2.9)."""
 

@@ -190,13 +190,14 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
 
     Raises DocumentError or InputError for an invalid or unsupported config.json.
     """
-    config = _config_named(name, beside)
+    config = config_named(name, beside)
     if config is not None:
         return model_of_config(load_object(config).data, config)
     return published_model(name)
 
 
-def _config_named(name: str, beside: Path | None) -> Path | None:
+def config_named(name: str, beside: Path | None) -> Path | None:
+    """Return the config.json of a path or folder; None for another name."""
     path = named_path(name, beside) or Path(name)
     files = (one for one in (path, path / "config.json") if one.suffix == ".json")
     return next((one for one in files if one.is_file()), None)
@@ -208,7 +209,7 @@ def tokens_of_images(name: str, beside: Path | None = None) -> int | None:
     They follow from the pixels that its config.json or model.json names. Parameters and errors as
     `model_named`.
     """
-    config, shipped = _config_named(name, beside), shipped_model(name)
+    config, shipped = config_named(name, beside), shipped_model(name)
     if config is not None:
         spec = _spec_of_config(load_object(config).data, config, None)
     elif shipped in model_names():

@@ -2,19 +2,25 @@
 
 The keys are those of `recipes/_typed_config.py`, `recipes/_dist_utils.py`, `_peft/lora.py` and
 `components/distributed/config.py` in the wheel of 0.7.0. `model.force_hf` selects the layers of
-transformers; without it, most models have the layers of Automodel.
+transformers; without it, models of some classes have the layers of Automodel (`_OWN`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from autopar.documents.catalog import shipped_model
+from autopar.documents.json import load_object
+from autopar.run.rules import Estimate
 from autopar.run.run import Run
 from autopar.training.lengths import Batching, KnownBatching
-from search.engines.arguments import Ignored, Unpriced
+from search.engines.arguments import BOTH, Ignored, Unpriced
 from search.engines.deepspeed.check import yaml_file
 from search.engines.exporter_types import Draft, ExportTarget
+from search.engines.huggingface.models import config_named
 from search.engines.huggingface.transformers import (
     NamedModel,
     adapted_modules,
@@ -36,6 +42,29 @@ _RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
 _DATA = required(
     "DATA_PATH", "set DATA_PATH to a .jsonl file with the column messages, or a dataset of the hub"
 )
+_OWN = frozenset(
+    {
+        "Baichuan", "BailingMoeV2", "DeepseekV3", "DeepseekV32", "DeepseekV4", "DeepseekV41",
+        "Ernie4_5_Moe", "Gemma4Assistant", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
+        "HYV3", "HyMT2", "KimiK3", "KimiLinear48B", "Laguna", "Llama", "MiMoV2", "MiMoV25",
+        "MiMoV2Flash", "MiniMaxM2", "Ministral3", "Mistral4", "NemotronH", "Qwen2", "Qwen3",
+        "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Step3p5",
+    }
+)  # fmt: skip
+"""Classes of models, without `ForCausalLM`, that have layers of Automodel
+(`_transformers/registry.py`)."""
+_COMPILED_NORMS = ("Llama", "Qwen2")
+"""Classes whose own layers differ from those of transformers only in their norms, which are
+compiled and save their input alone. Layers of Qwen3 are those of transformers."""
+_CLASSES: Mapping[str, str] = {
+    r"(tiny)?llama-?[23-]|smollm": "Llama",
+    r"qwen2": "Qwen2",
+    r"qwen3-[\d.]+b$": "Qwen3",
+    r"mistral-(7b|nemo)": "Mistral",
+    r"phi-4$": "Phi3",
+    r"gemma-2-": "Gemma2",
+}
+"""Class of a model by a pattern of its shipped name."""
 _LOSSES: Mapping[str, int] = {
     # fp32 logits, their log-softmax and gradient
     "MaskedCrossEntropy": 12,
@@ -51,6 +80,7 @@ _RECOMPUTE = "distributed.activation_checkpointing"
 _BATCH = "step_scheduler.local_batch_size"
 _LORA = "nemo_automodel.components._peft.lora.PeftConfig"
 _POLICY = "distributed.mp_policy"
+_LIGER = "model.use_liger_kernel"
 _PACKED = "packed_sequence.packed_sequence_size"
 _LENGTHS = ("dataset.seq_length", "dataset.seq_len", "dataset.max_length")
 _SIZES = {
@@ -168,7 +198,10 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
     flags = dict(_flags(keys, asked, narrow=narrow))
     lora = "use-peft" in flags
     attention = flags["attn-implementation"][0]
+    layers = _class_of(asked.model or flags["model-name-or-path"][0], Path(keys.source).parent)
+    own = not keys.flag("model.force_hf") and layers in (*_OWN, None)
     shape = Shape(
+        saved_norms=not (own and layers in _COMPILED_NORMS),
         logit_bytes=_LOSSES[loss],
         # Frozen tables stay in the root (`_fully_shard_untied_input_output_embeddings`).
         apart=strategy == "fsdp2" and not lora,
@@ -184,9 +217,22 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
         global_batch=keys.number("step_scheduler.global_batch_size", 32),
         shape=shape,
         batching=KnownBatching(way if packs else "maximum" if padded else "longest"),
-        notes=tuple(_notes(keys)),
-        unpriced=tuple(_of_defaults(keys)),
+        notes=tuple(_notes(keys, own=own)),
+        unpriced=tuple(_of_defaults(keys, layers, own=own)),
     )
+
+
+def _class_of(name: str, folder: Path) -> str | None:
+    """Return the class of a model without `ForCausalLM`; None if it is unknown.
+
+    name : name or path of the model, relative to `folder`
+    """
+    config = config_named(name, folder)
+    if config is not None:
+        classes = load_object(config).data.get("architectures")
+        return str(classes[0]).removesuffix("ForCausalLM") if classes else None
+    shipped = shipped_model(name)
+    return next((one for like, one in _CLASSES.items() if re.match(like, shipped)), None)
 
 
 def _type_of(keys: Keys) -> str:
@@ -241,27 +287,35 @@ def _flags(
         yield from keyed.adapter_flags(keys.number("peft.dim", 8), dropout, targets).items()
 
 
-def _notes(keys: Keys) -> Iterator[str]:
+def _notes(keys: Keys, *, own: bool) -> Iterator[str]:
     if keys.text(_STRATEGY, "fsdp2") == "fsdp2" and not keys.has(_RESHARD):
         yield f"{_RESHARD} not given; the last layer, which stays gathered, is priced as freed"
+    if not own and not keys.has(_LIGER):
+        yield f"{_LIGER} not given; kernels of Liger, which Automodel does not install, save memory"
 
 
-def _of_defaults(keys: Keys) -> Iterator[Ignored]:
-    """Yield defaults of Automodel that have no price."""
-    if not keys.flag("model.force_hf"):
+def _of_defaults(keys: Keys, layers: str | None, *, own: bool) -> Iterator[Ignored]:
+    """Yield settings of layers that have no price.
+
+    layers : class of the model; own : True if its layers are those of Automodel
+    """
+    if own and layers in _COMPILED_NORMS:
+        yield _layers_unpriced("norms that Automodel compiles", ("time",))
+    elif own and layers != "Qwen3":
+        yield _layers_unpriced("layers of Automodel itself, which have no price", BOTH)
+    elif not own and keys.flag(_LIGER):
         yield Ignored(
-            flag="model.force_hf",
-            value="false",
-            understood=False,
-            concern="layers of Automodel itself, which have no price",
-        )
-    elif keys.flag("model.use_liger_kernel", default=True):
-        yield Ignored(
-            flag="model.use_liger_kernel",
+            flag=_LIGER,
             value="true",
             understood=False,
             concern="kernels of Liger, if it is installed",
         )
+
+
+def _layers_unpriced(concern: str, changes: tuple[Estimate, ...]) -> Ignored:
+    return Ignored(
+        flag="model.force_hf", value="false", understood=False, concern=concern, changes=changes
+    )
 
 
 def _spelled(key: str, value: str | None) -> str:

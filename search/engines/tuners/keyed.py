@@ -57,6 +57,8 @@ class Shape(NamedTuple):
     wide_gradients: bool = True
     """True if gradients are reduced in fp32."""
     loss: Loss = "whole"
+    saved_norms: bool = True
+    """`Quirks.saved_norms`."""
 
 
 class Translated(Record):
@@ -95,7 +97,7 @@ class KeyedProgram(Record):
 def shaped(run: Run, shape: Shape) -> Run:
     """Return a run of accelerate with the properties of a program."""
     runtime, kernels = run.runtime, run.kernels
-    quirks = replace(kernels.quirks, logit_bytes=shape.logit_bytes)
+    quirks = replace(kernels.quirks, logit_bytes=shape.logit_bytes, saved_norms=shape.saved_norms)
     states, optimizer = runtime.states, runtime.optimizer
     if states.keeper == "accelerate" and run.split.zero:
         wide = shape.wide_gradients or None

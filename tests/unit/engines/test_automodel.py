@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from autopar.price.account import account_of
+from autopar.price.torch_layers import layer_saved_bytes
 from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.exporter_types import ExportTarget
@@ -188,7 +190,6 @@ def test_settings_without_a_price(tmp_path: Path, values: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "values",
     [
-        {"model.force_hf": False},
         {"model.use_liger_kernel": True},
         {"fp8.enabled": True},
         {"compile.enabled": True},
@@ -203,6 +204,47 @@ def test_keys_that_withdraw_the_verdict(tmp_path: Path, values: dict[str, Any]) 
     found = checked(tmp_path, values)
     assert found.run is not None
     assert found.withdrawn
+
+
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512,
+    "intermediate_size": 1408, "num_hidden_layers": 1, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_own_layers_with_compiled_norms(tmp_path: Path) -> None:
+    """Bytes per token are those that autograd saves in Automodel 0.7.0 (torch 2.13)."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    values = {"model.pretrained_model_name_or_path": ".", "dataset.seq_length": 256}
+    found = checked(tmp_path, {**values, "model.force_hf": False})
+    run = run_in(found)
+    # 8 bytes of both norms are not saved; with a mask, keys and values are repeated for all heads
+    seen, repeated = 17_952, 2 * 2 * 6 * 64
+    assert layer_saved_bytes(run.rank_layers[0]) == run.tokens * (seen + repeated + 8)
+    assert found.withdrawn.keys() == {"time"}
+    theirs = run_in(checked(tmp_path, values))
+    more = layer_saved_bytes(theirs.rank_layers[0]) - layer_saved_bytes(run.rank_layers[0])
+    assert more == 2 * run.tokens * 512 * (4 + 2 - 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "withdrawn"),
+    [
+        ("Qwen/Qwen3-8B", set()),
+        ("Qwen/Qwen2.5-7B", {"time"}),
+        ("Qwen/Qwen3-30B-A3B", {"memory", "time"}),
+        ("mistralai/Mistral-7B-v0.1", set()),
+    ],
+)
+def test_layers_of_classes(tmp_path: Path, model: str, withdrawn: set[str]) -> None:
+    """Automodel has separate layers for some classes; Mistral is not one of them."""
+    values = {"model.pretrained_model_name_or_path": model, "model.force_hf": False}
+    found = checked(tmp_path, values)
+    assert found.withdrawn.keys() == withdrawn
+    forced = run_in(checked(tmp_path, {**values, "model.force_hf": True}))
+    assert (run_in(found) == forced) == (withdrawn != {"time"})
 
 
 def test_changes_of_keys(tmp_path: Path) -> None:
