@@ -257,8 +257,10 @@ def _divisor(keys: Keys, key: str, world: int) -> int:
 def _flags(
     keys: Keys, asked: CheckOptions, *, narrow: bool
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    name = keys.text("model.pretrained_model_name_or_path") or keys.text("model.config")
-    yield "model-name-or-path", (name or keys.text("model.config.pretrained_model_name_or_path"),)
+    config = "model.config"
+    if _has(keys, config):
+        config += ".pretrained_model_name_or_path"
+    yield "model-name-or-path", (keys.text(PROGRAM.model) or keys.text(config),)
     length = asked.seq_length or keys.number(_PACKED, 0, least=0)
     length = length or keys.number(keys.first(*_LENGTHS), 0, least=0)
     if length:

@@ -247,6 +247,15 @@ def test_layers_of_classes(tmp_path: Path, model: str, withdrawn: set[str]) -> N
     assert (run_in(found) == forced) == (withdrawn != {"time"})
 
 
+@pytest.mark.parametrize(
+    "config", ["Qwen/Qwen3-8B", {"pretrained_model_name_or_path": "Qwen/Qwen3-8B"}]
+)
+def test_a_model_from_its_configuration(tmp_path: Path, config: Any) -> None:
+    """`from_config` takes a name, or a section that loads the configuration."""
+    values = {"model.pretrained_model_name_or_path": None, "model.config": config}
+    assert run_in(checked(tmp_path, values)) == run_in(checked(tmp_path, {}))
+
+
 def test_changes_of_keys(tmp_path: Path) -> None:
     """A suggested change is a key with a value, after which the recipe describes the other run."""
     found = checked(tmp_path, {"step_scheduler.global_batch_size": 128})
