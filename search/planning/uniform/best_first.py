@@ -498,12 +498,15 @@ class _Search:
 
     def open_other_sets(self, choice: Candidate, unit: DegreeTimes) -> None:
         """Push offload sets that do not contain that of a candidate without room on the host."""
-        known = self.hosted.setdefault(replace(choice, offload=NONE), {})
-        own, allowed = {*choice.offload.split("+")}, self.openings.sets
-        for word, may in zip(self.prices.hosted.words, allowed, strict=True):
-            if may and word not in known and not own <= {*word.split("+")}:
-                known[word] = False
-                self.price(replace(choice, offload=word), unit)
+        key = replace(choice, offload=NONE)
+        known, own = self.hosted.setdefault(key, {}), {*choice.offload.split("+")}
+        words = (word for word in self.prices.hosted.words if word not in known)
+        others = [word for word in words if not own <= {*word.split("+")}]
+        known |= dict.fromkeys(others, False)
+        plain = replace(key, recompute=NONE)
+        options = self.openings.sets_of(unit, plain, choice.recompute, others)
+        if len(options.sets):
+            self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
     def bound(self, level: int, choice: Candidate) -> tuple[bool, float]:
         """Return (known, lower bound in s) from earlier searches with at least this budget.
@@ -596,14 +599,8 @@ class _Search:
                 least = self.copied_s(entry.choice, step)
             which = self.openings.recomputes_superset(options, entry.at)
             options, at = options.dominated(entry.at, which, least), 0
-        self.push(
-            float(options.values[at]),
-            _LAYOUT,
-            entry.choice,
-            unit=entry.unit,
-            options=options,
-            at=at,
-        )
+        values, known = options.values, {"unit": entry.unit, "options": options, "at": at}
+        self.push(float(values[at]), _LAYOUT, entry.choice, **known)
 
     def push_copies(self, choice: Candidate, step: StepTime, entry: _QueueEntry) -> None:
         """Push one entry for all larger numbers of HSDP replicas, once per candidate."""
@@ -709,7 +706,8 @@ class _Search:
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
             # sets that contain this one need more host memory; others may need less
-            self.open_other_sets(choice, entry.unit)
+            if self.openings.can_offload(choice.recompute):
+                self.open_other_sets(choice, entry.unit)
             if self.too_much is None or host < self.too_much[0]:
                 self.too_much = host, solution
             return

@@ -594,9 +594,7 @@ class CandidateExpander:
         """Return True if a layout with its recomputation and offload may fit."""
         if choice.offload != NONE:
             plain = replace(choice, recompute=NONE, offload=NONE)
-            of_sets, most = self._sets_bytes(unit, plain, self.prices.words.index(choice.recompute))
-            one = self.prices.hosted.words.index(choice.offload)
-            return bool(of_sets[one] <= most[one])
+            return len(self.sets_of(unit, plain, choice.recompute, (choice.offload,)).sets) > 0
         sizes = self.sizes(unit, choice)
         limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
@@ -746,19 +744,25 @@ class CandidateExpander:
 
         full : sets that exceeded memory when counted; they are excluded and do not hide others.
         """
+        words = [word for word in self.prices.hosted.words if word not in full]
+        found = self.sets_of(unit, choice, recompute, words)
         at = self.prices.words.index(recompute)
-        sizes, most = self._sets_bytes(unit, choice, at)
-        parts = self._parts(unit, choice)
-        may = self.sets & (sizes <= most)
-        for word in full:
-            may[self.prices.hosted.words.index(word)] = False
-        seconds = sets_s(self.prices, unit, choice, parts, at) / choice.global_batch
-        found = self._ordered_sets(unit, at, may, seconds)
         rows = (self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[at])[
             found.sets
         ]
         less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
         return found.only(np.flatnonzero(~less.any(axis=0)))
+
+    def sets_of(
+        self, unit: DegreeTimes, choice: Candidate, recompute: str, words: Sequence[str]
+    ) -> ActivationPolicies:
+        """Return those of some offload sets that may fit, by lower bounds of step time."""
+        at = self.prices.words.index(recompute)
+        sizes, most = self._sets_bytes(unit, choice, at)
+        some = np.array([word in words for word in self.prices.hosted.words], dtype=bool)
+        seconds = sets_s(self.prices, unit, choice, self._parts(unit, choice), at)
+        may = self.sets & some & (sizes <= most)
+        return self._ordered_sets(unit, at, may, seconds / choice.global_batch)
 
     def smallest_sets(
         self, unit: DegreeTimes, choice: Candidate, recompute: str
