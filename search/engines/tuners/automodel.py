@@ -59,7 +59,7 @@ compiled and save their input alone. Layers of Qwen3 are those of transformers."
 _CLASSES: Mapping[str, str] = {
     r"(tiny)?llama-?[23-]|smollm": "Llama",
     r"qwen2": "Qwen2",
-    r"qwen3-[\d.]+b$": "Qwen3",
+    r"qwen3-[0-9.]+b$": "Qwen3",
     r"mistral-(7b|nemo)": "Mistral",
     r"phi-4$": "Phi3",
     r"gemma-2-": "Gemma2",
