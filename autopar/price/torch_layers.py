@@ -100,7 +100,8 @@ def _norm_of_stream(run: Run, tokens: int) -> int:
     if stream_element_bytes(run) == run.element_bytes:
         return _norm(run, tokens, hidden)
     # the normed input in fp32 is saved for the weight gradient
-    normed = not (kernels.compiled or kernels.liger or run.runtime.adapters is not None)
+    fused = kernels.compiled or kernels.liger or not kernels.quirks.saved_norms
+    normed = not fused and run.runtime.adapters is None
     return 4 * tokens * (hidden * (2 if normed else 1) + 1)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.catalog import shipped_model
+from autopar.documents.catalog import model_names, shipped_model
 from autopar.documents.json import load_object
 from autopar.run.rules import Estimate
 from autopar.run.run import Run
@@ -80,6 +80,8 @@ _RECOMPUTE = "distributed.activation_checkpointing"
 _BATCH = "step_scheduler.local_batch_size"
 _LORA = "nemo_automodel.components._peft.lora.PeftConfig"
 _POLICY = "distributed.mp_policy"
+_CAUSAL = "ForCausalLM"
+_BUILDER = "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
 _LIGER = "model.use_liger_kernel"
 _PACKED = "packed_sequence.packed_sequence_size"
 _LENGTHS = ("dataset.seq_length", "dataset.seq_len", "dataset.max_length")
@@ -199,7 +201,8 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
     lora = "use-peft" in flags
     attention = flags["attn-implementation"][0]
     layers = _class_of(asked.model or flags["model-name-or-path"][0], Path(keys.source).parent)
-    own = not keys.flag("model.force_hf") and layers in (*_OWN, None)
+    automodel = keys.text("model._target_", _BUILDER).startswith(_BUILDER.partition(".")[0])
+    own = not keys.flag("model.force_hf") and automodel and layers in (*_OWN, None)
     shape = Shape(
         saved_norms=not (own and layers in _COMPILED_NORMS),
         logit_bytes=_LOSSES[loss],
@@ -217,21 +220,26 @@ def _translated(keys: Keys, asked: CheckOptions, world: int) -> Translated:
         global_batch=keys.number("step_scheduler.global_batch_size", 32),
         shape=shape,
         batching=KnownBatching(way if packs else "maximum" if padded else "longest"),
-        notes=tuple(_notes(keys, own=own)),
+        notes=tuple(_notes(keys, liger=automodel and not own)),
         unpriced=tuple(_of_defaults(keys, layers, own=own)),
     )
 
 
 def _class_of(name: str, folder: Path) -> str | None:
-    """Return the class of a model without `ForCausalLM`; None if it is unknown.
+    """Return the class of a causal model without `ForCausalLM`; None if it is unknown.
+
+    It is empty if a config.json names none, which selects the layers of transformers.
 
     name : name or path of the model, relative to `folder`
     """
     config = config_named(name, folder)
     if config is not None:
-        classes = load_object(config).data.get("architectures")
-        return str(classes[0]).removesuffix("ForCausalLM") if classes else None
+        classes = load_object(config).data.get("architectures") or [""]
+        first = str(classes[0]) if isinstance(classes, list) else "unknown"
+        return first.removesuffix(_CAUSAL) if not first or first.endswith(_CAUSAL) else None
     shipped = shipped_model(name)
+    if shipped not in model_names():
+        return None
     return next((one for like, one in _CLASSES.items() if re.match(like, shipped)), None)
 
 
@@ -289,10 +297,10 @@ def _flags(
         yield from keyed.adapter_flags(keys.number("peft.dim", 8), dropout, targets).items()
 
 
-def _notes(keys: Keys, *, own: bool) -> Iterator[str]:
+def _notes(keys: Keys, *, liger: bool) -> Iterator[str]:
     if keys.text(_STRATEGY, "fsdp2") == "fsdp2" and not keys.has(_RESHARD):
         yield f"{_RESHARD} not given; the last layer, which stays gathered, is priced as freed"
-    if not own and not keys.has(_LIGER):
+    if liger and not keys.has(_LIGER):
         yield f"{_LIGER} not given; kernels of Liger, which Automodel does not install, save memory"
 
 
@@ -301,6 +309,14 @@ def _of_defaults(keys: Keys, layers: str | None, *, own: bool) -> Iterator[Ignor
 
     layers : class of the model; own : True if its layers are those of Automodel
     """
+    packed = keys.number(_PACKED, 0, least=0)
+    if own and packed:
+        yield Ignored(
+            flag=_PACKED,
+            value=str(packed),
+            understood=False,
+            concern="attention of Transformer Engine where it is installed",
+        )
     if own and layers in _COMPILED_NORMS:
         yield _layers_unpriced("norms that Automodel compiles", ("time",))
     elif own and layers != "Qwen3":
@@ -385,7 +401,7 @@ def _document(run: Run, model: NamedModel) -> dict[str, Any]:
         },
         "dist_env": {"backend": "nccl", "timeout_minutes": 30},
         "model": {
-            "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+            "_target_": _BUILDER,
             "pretrained_model_name_or_path": model.name,
             "torch_dtype": "bfloat16" if narrow else "float32",
             "attn_implementation": trainer_settings(run, model)["attn_implementation"],

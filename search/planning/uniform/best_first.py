@@ -502,9 +502,9 @@ class _Search:
         known, own = self.hosted.setdefault(key, {}), {*choice.offload.split("+")}
         words = (word for word in self.prices.hosted.words if word not in known)
         others = [word for word in words if not own <= {*word.split("+")}]
-        known |= dict.fromkeys(others, False)
         plain = replace(key, recompute=NONE)
         options = self.openings.sets_of(unit, plain, choice.recompute, others)
+        known |= {self.prices.hosted.words[at]: False for at in options.sets}
         if len(options.sets):
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 

@@ -18,6 +18,7 @@ from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.reader import CheckedFile
 from search.engines.table import as_trained, read_checked
+from search.engines.tuners import automodel
 
 # examples/llm_finetune/qwen/qwen3_0p6b_hellaswag.yaml of Automodel, with layers of transformers
 RECIPE: dict[str, Any] = {
@@ -245,6 +246,63 @@ def test_layers_of_classes(tmp_path: Path, model: str, withdrawn: set[str]) -> N
     assert found.withdrawn.keys() == withdrawn
     forced = run_in(checked(tmp_path, {**values, "model.force_hf": True}))
     assert (run_in(found) == forced) == (withdrawn != {"time"})
+
+
+@pytest.mark.parametrize(
+    ("classes", "withdrawn"),
+    [
+        (["LlamaForCausalLM"], {"time"}),
+        (["Qwen3_5ForConditionalGeneration"], {"memory", "time"}),
+        ("LlamaForCausalLM", {"memory", "time"}),
+        ({"a": 1}, {"memory", "time"}),
+        (5, {"memory", "time"}),
+        ([], set()),
+    ],
+)
+def test_class_of_a_configuration(tmp_path: Path, classes: Any, withdrawn: set[str]) -> None:
+    """`architectures` names the class; without one Automodel takes the layers of transformers."""
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "architectures": classes}))
+    values = {"model.pretrained_model_name_or_path": ".", "model.force_hf": False}
+    assert checked(tmp_path, values).withdrawn.keys() == withdrawn
+
+
+def test_a_folder_has_no_class_by_its_name(tmp_path: Path) -> None:
+    """Only names of models tell the class, not a folder that is called like one."""
+    assert automodel._class_of("meta-llama/Llama-3.1-8B-Instruct", tmp_path) == "Llama"
+    (tmp_path / "llama-2-mine").mkdir()
+    assert automodel._class_of(str(tmp_path / "llama-2-mine"), tmp_path) is None
+    assert automodel._class_of("qwen2-mine", tmp_path) is None
+
+
+def test_a_model_of_transformers(tmp_path: Path) -> None:
+    """A builder of transformers makes the layers of transformers for every class."""
+    values = {"model.pretrained_model_name_or_path": "meta-llama/Llama-3.1-8B"}
+    builder = {"model._target_": "transformers.AutoModelForCausalLM.from_pretrained"}
+    found = checked(tmp_path, {**values, **builder, "model.force_hf": False})
+    assert found.withdrawn == {}
+    assert run_in(found) == run_in(checked(tmp_path, values))
+
+
+def test_packed_samples_of_own_layers(tmp_path: Path) -> None:
+    """Transformer Engine's attention reads packed tokens, if it is installed."""
+    packed = {"packed_sequence.packed_sequence_size": 2048}
+    assert checked(tmp_path, packed).withdrawn == {}
+    found = checked(tmp_path, {**packed, "model.force_hf": False})
+    assert found.withdrawn.keys() == {"memory", "time"}
+
+
+def test_compiled_norms_of_wide_hidden_states(tmp_path: Path) -> None:
+    """Norms in fp32 save their input alone, 4 bytes per element less than those of transformers."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    wide = {
+        "model.pretrained_model_name_or_path": ".", "model.torch_dtype": "float32",
+        "distributed.strategy": "ddp", "distributed.autocast_dtype": "bfloat16",
+    }  # fmt: skip
+    own, theirs = (
+        run_in(checked(tmp_path, {**wide, "model.force_hf": forced})) for forced in (False, True)
+    )
+    more = layer_saved_bytes(theirs.rank_layers[0]) - layer_saved_bytes(own.rank_layers[0])
+    assert more == 2 * own.tokens * 512 * 4
 
 
 @pytest.mark.parametrize(
