@@ -230,6 +230,16 @@ def test_own_layers_with_compiled_norms(tmp_path: Path) -> None:
     assert more == 2 * run.tokens * 512 * (4 + 2 - 2)
 
 
+def test_own_layers_of_qwen3(tmp_path: Path) -> None:
+    """Their bytes are those of transformers, as autograd sees them in Automodel 0.7.0."""
+    sizes = {**TINY, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    values = {"model.pretrained_model_name_or_path": ".", "dataset.seq_length": 256}
+    run = run_in(checked(tmp_path, {**values, "model.force_hf": False}))
+    seen, repeated = 25_936, 2 * 2 * 6 * 64
+    assert layer_saved_bytes(run.rank_layers[0]) == run.tokens * (seen + repeated)
+
+
 @pytest.mark.parametrize(
     ("model", "withdrawn"),
     [
